@@ -24,6 +24,7 @@ const (
 	LabelAllowHosts = "dev.capybara.sandbox.allow-hosts" // a JSON list
 	LabelKeep       = "dev.capybara.sandbox.keep"        // "1": outlives its owner
 	LabelExpires    = "dev.capybara.sandbox.expires"     // RFC 3339: end of the time to live
+	LabelInstance   = "dev.capybara.sandbox.instance"    // random, the same on all that one create made
 	LabelUser       = "dev.capybara.sandbox.user-labels" // the user's own labels, as JSON
 )
 
