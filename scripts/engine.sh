@@ -44,6 +44,7 @@ ensure() {
 	fi
 	need dockerd docker.io iptables
 	need iptables iptables
+	need ip iproute2 # to take the engine's bridges away again
 	start
 }
 
@@ -94,7 +95,7 @@ remember_machine() {
 	if ! iptables-save 2>/dev/null | grep -q DOCKER; then
 		iptables-save 2>/dev/null | sed -n '/^\*filter/,/^COMMIT/s/^:FORWARD \([A-Z]*\).*/\1/p' >"$state/forward-policy"
 	fi
-	[ -e /sys/class/net/docker0 ] || touch "$state/no-docker0"
+	ip link show docker0 >/dev/null 2>&1 || touch "$state/no-docker0"
 	cat /proc/sys/net/ipv4/ip_forward >"$state/ip_forward"
 }
 

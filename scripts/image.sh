@@ -23,6 +23,7 @@ trap clean EXIT
 
 get() {
 	local name=$1 begin=$SECONDS
+	[[ $name = *:* ]] || name+=:latest
 	if docker image inspect "$name" >/dev/null 2>&1; then
 		say "image $name is there"
 		return
@@ -40,7 +41,7 @@ get() {
 		say "building $name from Debian's packages (about two minutes)"
 		from_cache "$name" debian ca-certificates,gcc,libc6-dev,make,python3
 		;;
-	capyrun-test-busybox | capyrun-test-busybox:latest)
+	capyrun-test-busybox:latest)
 		from_cache "$name" busybox
 		;;
 	*) die "no recipe for image $name: see the head of $0" ;;

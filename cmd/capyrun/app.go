@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"github.com/capybara-hq/capyrun/docker"
+	"github.com/capybara-hq/capyrun/report"
+)
+
+// program is one invocation.
+type program struct {
+	stdin   *os.File
+	stdout  *output
+	stderr  *os.File
+	environ []string
+
+	ctx      context.Context // ends at the first signal
+	settings *settings
+	tail     []string // the arguments after "--"; nil: there was no "--"
+	signals  *signals
+}
+
+// rawCommands take somebody else's command line after their first argument.
+var rawCommands = map[string]bool{"exec": true}
+
+// run carries a command line out and returns the exit code.
+func (p *program) run(ctx context.Context, args []string) int {
+	app := p.app()
+	arranged, tail, err := arrange(app, rawCommands, args)
+	if err == nil {
+		p.tail = tail
+		p.signals = watchSignals(ctx, p.stderr)
+		defer p.signals.stop()
+		p.ctx = p.signals.ctx
+		err = app.RunContext(p.ctx, append([]string{app.Name}, arranged...))
+	}
+	return p.finish(err)
+}
+
+func (p *program) app() *cli.App {
+	usage := func(c *cli.Context, err error, _ bool) error {
+		return usagef(c.Command, "%v", err)
+	}
+	app := &cli.App{
+		Name:     "capyrun",
+		HelpName: "capyrun",
+		Usage:    "run Starlark workflows in Docker sandboxes",
+		Description: "Every setting can stand in capyrun.toml, in the environment as CAPYRUN_NAME and on the\n" +
+			"command line as --name; the later overrides the earlier.\n\n" +
+			"Exit codes: 0 success; 1 the workflow failed; 2 it could not be run as asked; 3 the\n" +
+			"environment is at fault; 124 timed out; 130 interrupted; 143 terminated.\n\n" +
+			"Example: capyrun run build.star -p ref=main",
+		Flags:                     globalFlags(),
+		Writer:                    p.stdout,
+		ErrWriter:                 p.stderr,
+		HideVersion:               true,
+		HideHelpCommand:           true,
+		DisableSliceFlagSeparator: true, // a value may hold a comma
+		OnUsageError:              usage,
+		ExitErrHandler:            func(*cli.Context, error) {}, // finish does
+		Before: func(c *cli.Context) (err error) {
+			p.settings, err = loadSettings(c, p.environ)
+			return err
+		},
+		Commands: []*cli.Command{
+			p.runCommand(),
+			p.psCommand(),
+			p.execCommand(),
+			p.rmCommand(),
+			p.gcCommand(),
+			p.doctorCommand(),
+			p.versionCommand(),
+		},
+	}
+	for _, c := range app.Commands {
+		c.OnUsageError, c.HideHelpCommand = usage, true
+	}
+	return app
+}
+
+// connect opens the provider. Close it.
+func (p *program) connect() (*docker.Provider, error) {
+	return docker.New(p.ctx, p.settings.docker)
+}
+
+// noArgs refuses arguments.
+func (p *program) noArgs(c *cli.Context) error {
+	if extra := append(c.Args().Slice(), p.tail...); len(extra) > 0 {
+		return usagef(c.Command, "takes no arguments, got %q", extra[0])
+	}
+	return nil
+}
+
+// dumb reports that stderr cannot move its cursor.
+func (p *program) dumb() bool {
+	return !term.IsTerminal(int(p.stderr.Fd())) || p.getenv("TERM") == "dumb" || p.getenv("TERM") == ""
+}
+
+func (p *program) getenv(name string) string {
+	value := ""
+	for _, pair := range p.environ {
+		if len(pair) > len(name) && pair[len(name)] == '=' && pair[:len(name)] == name {
+			value = pair[len(name)+1:]
+		}
+	}
+	return value
+}
+
+// color reports whether stderr gets colours.
+func (p *program) color() bool {
+	switch p.settings.color {
+	case "always":
+		return true
+	case "never":
+		return false
+	}
+	return !p.dumb() && p.getenv("NO_COLOR") == ""
+}
+
+// progress starts the progress display.
+func (p *program) progress() *report.Progress {
+	mode := report.Mode(p.settings.progress)
+	if p.settings.progress == "auto" {
+		mode = report.TTY
+		if p.dumb() {
+			mode = report.Plain
+		}
+	}
+	return report.NewProgress(p.stderr, report.ProgressOptions{
+		Mode:  mode,
+		Color: p.color(),
+		Size: func() (int, int) {
+			columns, rows, err := term.GetSize(int(p.stderr.Fd()))
+			if err != nil {
+				return 0, 0
+			}
+			return columns, rows
+		},
+	})
+}

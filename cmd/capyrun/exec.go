@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+func (p *program) execCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "exec",
+		Usage: "run a command in a sandbox",
+		Description: "Streams the output as it comes. Standard input is passed on unless it is a terminal.\n" +
+			"The exit code is the command's; 128 plus its number where a signal ended it, 124 where\n" +
+			"--timeout did, 127 where it could not be started.\n\n" +
+			"Examples:\n" +
+			"capyrun exec cap-2f3k9s -- ls -l /workspace\n" +
+			"capyrun exec -c 'make 2>&1 | tail' cap-2f3k9s",
+		ArgsUsage: "NAME [--] COMMAND [ARGUMENT...]",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "command", Aliases: []string{"c"}, Usage: "a command `LINE` for the sandbox's shell instead of COMMAND"},
+			&cli.DurationFlag{Name: "timeout", Usage: "end the command and all its processes after this `TIME`"},
+			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set a variable, `NAME=VALUE`; may be repeated"},
+			&cli.StringFlag{Name: "cwd", Usage: "working `DIRECTORY` (default: /workspace)"},
+			&cli.StringFlag{Name: "tag", Usage: "`TAG` by which the command can be found and killed"},
+			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "leave it running in the background and write its id"},
+		},
+		Action: p.exec,
+	}
+}
+
+func (p *program) exec(c *cli.Context) error {
+	args := append(c.Args().Slice(), p.tail...)
+	if len(args) == 0 || p.tail != nil && c.NArg() != 1 {
+		return usagef(c.Command, "give one sandbox and a command")
+	}
+	name, args := args[0], args[1:]
+	if (len(args) > 0) == c.IsSet("command") {
+		return usagef(c.Command, "give a command, or a line for the shell with -c")
+	}
+	cmd := provider.Command{
+		Shell:     c.String("command"),
+		Args:      args,
+		Dir:       c.String("cwd"),
+		Env:       map[string]string{},
+		Tag:       c.String("tag"),
+		Timeout:   c.Duration("timeout"),
+		MaxOutput: 1, // it is streamed, not kept
+	}
+	for _, pair := range c.StringSlice("env") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			return usagef(c.Command, "--env %s: want NAME=VALUE", pair)
+		}
+		cmd.Env[key] = value
+	}
+	if err := cmd.Validate(); err != nil {
+		return err
+	}
+	pr, err := p.connect()
+	if err != nil {
+		return err
+	}
+	defer pr.Close()
+	sb, err := pr.Open(p.ctx, name)
+	if err != nil {
+		return err
+	}
+	if c.Bool("detach") {
+		cmd.MaxOutput = 0
+		proc, err := sb.Start(p.ctx, cmd)
+		if err == nil {
+			fmt.Fprintln(p.stdout, proc.ID())
+		}
+		return err
+	}
+	return p.stream(sb, cmd)
+}
+
+// errReaderLeft stops a command whose output nobody reads any more, as SIGPIPE
+// would stop it outside of a sandbox.
+var errReaderLeft = errors.New("nobody reads stdout any more")
+
+// stream runs a command with this program's standard streams.
+func (p *program) stream(sb provider.Sandbox, cmd provider.Command) error {
+	ctx, cancel := context.WithCancelCause(p.ctx)
+	defer cancel(nil)
+	if !term.IsTerminal(int(p.stdin.Fd())) {
+		cmd.Stdin = p.stdin
+	}
+	cmd.OnOutput = func(stream provider.Stream, data []byte) {
+		to := io.Writer(p.stdout)
+		if stream == provider.Stderr {
+			to = p.stderr
+		}
+		to.Write(data)
+		if p.stdout.closed() {
+			cancel(errReaderLeft)
+		}
+	}
+	res, err := sb.Exec(ctx, cmd)
+	switch {
+	case errors.Is(err, errReaderLeft):
+		return exitStatus(128 + int(syscall.SIGPIPE))
+	case err != nil:
+		return err
+	case res.TimedOut:
+		fmt.Fprintf(p.stderr, "capyrun: sandbox %s: timed out after %v: %s\n", sb.Name(), cmd.Timeout, cmd.String())
+		return exitStatus(exitTimedOut)
+	case res.Signal != "":
+		return exitStatus(128 + int(unix.SignalNum(res.Signal)))
+	case res.ExitCode != 0:
+		return exitStatus(res.ExitCode)
+	}
+	return nil
+}
