@@ -1,0 +1,260 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/volume"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/capybara-hq/capyrun/event"
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+// Create implements [provider.Provider].
+func (p *Provider) Create(ctx context.Context, spec provider.Spec) (_ provider.Sandbox, err error) {
+	pl, err := p.plan(spec)
+	if err != nil {
+		return nil, err
+	}
+	name := pl.spec.Name
+	if err := p.creates.Acquire(ctx, 1); err != nil {
+		return nil, p.fail(ctx, "create", name, err)
+	}
+	defer p.creates.Release(1)
+
+	if spec.Replace {
+		if err := p.destroy(ctx, name, ""); err != nil && !errors.Is(err, provider.ErrGone) {
+			return nil, err
+		}
+	}
+	var undo undo
+	defer func() {
+		if err == nil {
+			return
+		}
+		if uerr := undo.run(ctx); uerr != nil {
+			err = errors.Join(err, fmt.Errorf("and removing what was created: %w", uerr))
+		}
+	}()
+	sb, err := p.create(ctx, pl, &undo, false)
+	if errors.Is(err, errAgentMissing) {
+		// Somebody pruned the agent's volume since this process looked.
+		if err := undo.run(ctx); err != nil {
+			return nil, err
+		}
+		sb, err = p.create(ctx, pl, &undo, true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	undo.release()
+	return sb, nil
+}
+
+// plan validates the spec and fills in the defaults.
+func (p *Provider) plan(spec provider.Spec) (*plan, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if spec.Name == "" {
+		spec.Name = provider.GenerateName()
+	}
+	spec.Image = orDefault(spec.Image, p.cfg.Image)
+	spec.CPU = orDefault(spec.CPU, min(provider.DefaultCPU, p.cpus))
+	spec.Memory = orDefault(spec.Memory, provider.DefaultMemory)
+	spec.PIDs = orDefault(spec.PIDs, provider.DefaultPIDs)
+	spec.Egress = orDefault(spec.Egress, provider.EgressNone)
+	if spec.CPU > p.cpus {
+		return nil, &provider.InvalidError{Field: "cpu", Value: fmt.Sprint(spec.CPU), Reason: fmt.Sprintf("the engine has %v processors", p.cpus)}
+	}
+	pl := &plan{spec: spec, instance: strings.ToLower(rand.Text()), created: time.Now().UTC()}
+	pl.labels = p.sandboxLabels(pl)
+	return pl, nil
+}
+
+func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent bool) (*Sandbox, error) {
+	name := pl.spec.Name
+	var store *agentImage
+	var err error
+
+	// What does not depend on each other is asked for at once: on the engine
+	// each of these costs milliseconds of waiting.
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.ensureImage(gctx, name, pl.spec.Image) })
+	g.Go(func() (err error) { store, err = p.ensureAgent(gctx, verifyAgent); return err })
+	g.Go(func() (err error) { pl.network, err = p.joinNetwork(gctx, pl.spec); return err })
+	if err := g.Wait(); err != nil {
+		return nil, p.fail(ctx, "create", name, err)
+	}
+	p.warnDisk(ctx, pl)
+
+	// The volumes' names are taken first: the engine would mount a stranger's
+	// volume of that name without a word.
+	g = new(errgroup.Group)
+	for _, o := range []volume.CreateOptions{
+		p.workspaceOptions(pl),
+		{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)},
+	} {
+		g.Go(func() error { return p.createVolume(ctx, pl, o, undo) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+
+	var id, helper string
+	g = new(errgroup.Group)
+	g.Go(func() (err error) { helper, err = p.createHelper(ctx, pl, store, undo); return err })
+	g.Go(func() (err error) { id, err = p.createContainer(ctx, pl, store, undo); return err })
+	err = g.Wait()
+	if err == nil {
+		err = canceled(ctx)
+	}
+	if err != nil {
+		return nil, p.fail(ctx, "create", name, err)
+	}
+
+	sb := p.newSandbox(name, id, pl.instance)
+	undo.add(func(context.Context) error { sb.close(); return nil })
+	if err := sb.startAttached(ctx); err != nil {
+		return nil, err
+	}
+	// The helper has done its work; its removal costs the caller no time.
+	if !p.inBackground(func() { p.removeHelper(ctx, helper) }) {
+		p.removeHelper(ctx, helper)
+	}
+	return sb, nil
+}
+
+// createVolume creates a volume, or fails where one of that name exists.
+// The engine returns an existing volume as if it had created it, so the
+// instance label tells.
+func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOptions, undo *undo) error {
+	mctx, cancel := mutating(ctx)
+	defer cancel()
+	vol, err := p.api.VolumeCreate(mctx, o)
+	if err != nil {
+		if busy(err) { // it exists with another driver or other options
+			return p.taken(ctx, pl, "volume "+o.Name, nil)
+		}
+		return p.fail(ctx, "create", pl.spec.Name, err)
+	}
+	if vol.Labels[provider.LabelInstance] != pl.instance {
+		return p.taken(ctx, pl, "volume "+o.Name, vol.Labels)
+	}
+	undo.add(func(ctx context.Context) error { return p.removeVolume(ctx, o.Name) })
+	return canceled(ctx)
+}
+
+// taken is the error for a name that something else has.
+func (p *Provider) taken(ctx context.Context, pl *plan, what string, labels map[string]string) error {
+	e := &provider.Error{Op: "create", Sandbox: pl.spec.Name, Kind: provider.ErrNotOurs,
+		Err: fmt.Errorf("the name is taken by the %s", what), Hint: "choose another name"}
+	if labels[provider.LabelSandbox] == "1" {
+		e.Kind = provider.ErrExists
+		e.Hint = "replace it, open it, or remove it with `capyrun rm " + pl.spec.Name + "`"
+	}
+	return e
+}
+
+// createContainer creates the sandbox's container.
+func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentImage, undo *undo) (string, error) {
+	config, host := p.containerConfig(pl, store)
+	mctx, cancel := mutating(ctx)
+	defer cancel()
+	name := pl.spec.Name
+	resp, err := p.api.ContainerCreate(mctx, config, host, nil, nil, name)
+	if err != nil {
+		if busy(err) {
+			var labels map[string]string
+			if c, err := p.api.ContainerInspect(mctx, name); err == nil {
+				labels = c.Config.Labels
+			}
+			return "", p.taken(ctx, pl, "container "+name, labels)
+		}
+		return "", p.fail(ctx, "create", name, err)
+	}
+	undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
+	for _, w := range resp.Warnings {
+		// The engine creates the container all the same and says so here.
+		if strings.Contains(w, "discarded") {
+			return "", &provider.Error{Op: "create", Sandbox: name, Kind: provider.ErrLimit, Err: errors.New(w)}
+		}
+		p.warnOnce(ctx, w)
+	}
+	return resp.ID, nil
+}
+
+// createHelper creates the container whose creation gives the workspace to uid
+// 1000: into an empty volume the engine copies the directory of the image,
+// with its owner. It is never started.
+func (p *Provider) createHelper(ctx context.Context, pl *plan, store *agentImage, undo *undo) (string, error) {
+	mctx, cancel := mutating(ctx)
+	defer cancel()
+	name := pl.spec.Name + provider.SuffixHelper
+	labels := p.partLabels(pl, provider.RoleHelper)
+	resp, err := p.api.ContainerCreate(mctx,
+		&container.Config{Image: store.image, Labels: labels},
+		&container.HostConfig{NetworkMode: "none", LogConfig: noLog, Mounts: []mount.Mount{
+			{Type: mount.TypeVolume, Source: pl.workspace(), Target: provider.Workspace,
+				VolumeOptions: &mount.VolumeOptions{Labels: p.partLabels(pl, provider.RoleWorkspace)}},
+		}}, nil, nil, name)
+	if notFound(err) {
+		return "", errAgentMissing
+	}
+	if err != nil {
+		if busy(err) {
+			var labels map[string]string
+			if c, err := p.api.ContainerInspect(mctx, name); err == nil {
+				labels = c.Config.Labels
+			}
+			return "", p.taken(ctx, pl, "container "+name, labels)
+		}
+		return "", err
+	}
+	undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
+	if p.cfg.VolumeDriver != "" {
+		// A new volume of another driver may hold something (lost+found), and a
+		// volume that is not empty is not copied into. An archive that is unpacked
+		// over the root sets the owner too; it costs more.
+		var archive bytes.Buffer
+		tw := tar.NewWriter(&archive)
+		if err := errors.Join(tw.WriteHeader(workspaceEntry), tw.Close()); err != nil {
+			return "", err
+		}
+		if err := p.api.CopyToContainer(mctx, resp.ID, "/", &archive, container.CopyToContainerOptions{}); err != nil {
+			return "", err
+		}
+	}
+	return resp.ID, nil
+}
+
+// removeHelper removes the helper; where that fails, Sweep will.
+func (p *Provider) removeHelper(ctx context.Context, id string) {
+	ctx, cancel := mutating(ctx)
+	defer cancel()
+	if err := p.removeContainer(ctx, id); err != nil {
+		event.Warn(ctx, "helper container left behind, `capyrun gc` removes it: "+err.Error())
+	}
+}
+
+// warnDisk tells that the disk limit is not held.
+func (p *Provider) warnDisk(ctx context.Context, pl *plan) {
+	if pl.spec.Disk > 0 && p.cfg.VolumeDriver == "" {
+		p.warnOnce(ctx, "the disk limit is not enforced: the engine's local volume driver has no size; configure volume_driver")
+	}
+}
+
+func (p *Provider) warnOnce(ctx context.Context, text string) {
+	if _, given := p.warned.LoadOrStore(text, struct{}{}); !given {
+		event.Warn(ctx, text)
+	}
+}

@@ -1,0 +1,80 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"net"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/client"
+
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+// fail turns an error of the Docker client into one of the provider's: it adds
+// what was being done, and the kind where the engine's answer tells it.
+func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := canceled(ctx); cause != nil {
+		return &provider.Error{Op: op, Sandbox: sandbox, Err: cause}
+	}
+	var known *provider.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
+	var dial *net.OpError
+	switch {
+	case client.IsErrConnectionFailed(err), errors.As(err, &dial):
+		e.Kind = provider.ErrUnreachable
+		e.Hint = "is the engine at " + p.cfg.Endpoint + " running, and may this user connect? `capyrun doctor` tells more"
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Kind = provider.ErrUnreachable
+		e.Hint = "the engine at " + p.cfg.Endpoint + " did not answer in time"
+	default:
+		e.Kind = provider.ErrRefused
+		e.Hint = refusalHint(err.Error())
+	}
+	return e
+}
+
+var refusals = []struct {
+	pattern *regexp.Regexp
+	hint    string
+}{
+	{regexp.MustCompile(`(?i)unknown( or invalid)? runtime|runtime specified`), "the engine does not know this OCI runtime; `docker info` lists those that it has"},
+	{regexp.MustCompile(`(?i)range of cpus`), "the engine's host has fewer processors"},
+	{regexp.MustCompile(`(?i)no space left`), "the engine's disk is full"},
+}
+
+func refusalHint(msg string) string {
+	for _, r := range refusals {
+		if r.pattern.MatchString(msg) {
+			return r.hint
+		}
+	}
+	return ""
+}
+
+// trimmed takes the client's own prefix off an error's text: every message
+// would begin with it.
+type trimmed struct{ err error }
+
+func (t trimmed) Error() string {
+	return strings.TrimSpace(strings.TrimPrefix(t.err.Error(), "Error response from daemon: "))
+}
+
+func (t trimmed) Unwrap() error { return t.err }
+
+// notFound reports whether the engine says that the object does not exist.
+func notFound(err error) bool { return errdefs.IsNotFound(err) }
+
+// busy reports whether the engine refused because of what it is doing or
+// holding now, so that the same call may succeed a moment later.
+func busy(err error) bool {
+	return errdefs.IsConflict(err) || strings.Contains(err.Error(), "has active endpoints")
+}

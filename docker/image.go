@@ -1,0 +1,131 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/docker/docker/api/types/image"
+
+	"github.com/capybara-hq/capyrun/event"
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+// ensureImage makes sure that the engine has the image and that it is for the
+// engine's platform, pulling it as the configuration says. Of several creates
+// that miss the same image, one pulls it.
+func (p *Provider) ensureImage(ctx context.Context, sandbox, ref string) error {
+	if p.cfg.Pull != PullAlways {
+		if err := p.checkImage(ctx, sandbox, ref); !notFound(err) {
+			return err
+		}
+		if p.cfg.Pull == PullNever {
+			return &provider.Error{Op: "create", Sandbox: sandbox, Kind: provider.ErrImageNotFound, Err: fmt.Errorf("%q", ref),
+				Hint: `the engine does not have it, and pull is "never"`}
+		}
+	}
+	unlock, err := p.images.lock(ctx, ref)
+	if err != nil {
+		return p.fail(ctx, "create", sandbox, err)
+	}
+	defer unlock()
+	if p.cfg.Pull != PullAlways {
+		if err := p.checkImage(ctx, sandbox, ref); !notFound(err) {
+			return err
+		}
+	}
+	if err := p.pull(ctx, sandbox, ref); err != nil {
+		return err
+	}
+	return p.checkImage(ctx, sandbox, ref)
+}
+
+// checkImage returns the engine's own not-found error where it lacks the image.
+func (p *Provider) checkImage(ctx context.Context, sandbox, ref string) error {
+	img, err := p.api.ImageInspect(ctx, ref)
+	if notFound(err) {
+		return err
+	}
+	if err != nil {
+		return p.fail(ctx, "create", sandbox, err)
+	}
+	if img.Os != "" && img.Os != "linux" || img.Architecture != "" && !runsOn(img.Architecture, p.arch) {
+		return &provider.Error{Op: "create", Sandbox: sandbox, Kind: provider.ErrImagePlatform,
+			Err: fmt.Errorf("%q is for %s/%s, the engine runs linux/%s", ref, img.Os, img.Architecture, p.arch)}
+	}
+	return nil
+}
+
+// runsOn reports whether a kernel of an architecture runs programs of another
+// without emulation.
+func runsOn(image, kernel string) bool {
+	return image == kernel || kernel == "amd64" && image == "386" || kernel == "arm64" && image == "arm"
+}
+
+// pull pulls an image; the progress is an event.
+func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
+	ctx, span := event.Begin(ctx, event.Event{Kind: event.KindPull, Name: "pull " + ref, Sandbox: sandbox})
+	defer func() { span.End(err, nil) }()
+	body, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
+	if err == nil {
+		err = pullProgress(ctx, body)
+		body.Close()
+	}
+	if err == nil || canceled(ctx) != nil {
+		return p.fail(ctx, "pull "+ref, sandbox, err)
+	}
+	e := &provider.Error{Op: "pull " + ref, Sandbox: sandbox, Kind: provider.ErrPullFailed, Err: trimmed{err}}
+	switch msg := err.Error(); {
+	case strings.Contains(msg, "no matching manifest"):
+		e.Kind = provider.ErrImagePlatform
+	case notFound(err), strings.Contains(msg, "manifest unknown"), strings.Contains(msg, "does not exist"):
+		e.Kind = provider.ErrImageNotFound
+	case strings.Contains(msg, "invalid reference format"):
+		return &provider.InvalidError{Field: "image", Value: ref, Reason: "is not an image reference"}
+	default:
+		if unreachable := p.fail(ctx, e.Op, sandbox, err); errors.Is(unreachable, provider.ErrUnreachable) {
+			return unreachable
+		}
+		e.Hint = "the engine does not have the image and could not get it from its registry"
+	}
+	return e
+}
+
+// pullMessage is one message of the engine's pull stream.
+type pullMessage struct {
+	ID       string `json:"id"`
+	Status   string `json:"status"`
+	Error    string `json:"error"`
+	Progress struct {
+		Current int64 `json:"current"`
+		Total   int64 `json:"total"`
+	} `json:"progressDetail"`
+}
+
+// pullProgress reads the stream to its end. The engine answers 200 before it
+// knows whether the pull works, so an error comes as a message.
+func pullProgress(ctx context.Context, body io.Reader) error {
+	dec := json.NewDecoder(body)
+	for {
+		var m pullMessage
+		if err := dec.Decode(&m); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("pull stream: %w", err)
+		}
+		if m.Error != "" {
+			return errors.New(m.Error)
+		}
+		text := m.Status
+		if m.ID != "" {
+			text = m.ID + ": " + text
+		}
+		if m.Progress.Total > 0 {
+			text += fmt.Sprintf(" %d%%", 100*m.Progress.Current/m.Progress.Total)
+		}
+		event.Emit(ctx, event.Event{Type: event.Progress, Text: text})
+	}
+}

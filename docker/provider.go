@@ -1,0 +1,183 @@
+// Package docker is the sandbox provider over a Docker Engine, version 20.10
+// (API 1.41) or newer.
+//
+// A sandbox is one container whose first process is capyrun's agent; all work
+// in it goes through the agent's session, see package agent. The engine is
+// asked only to create, start, stop and remove.
+//
+// Everything that is created carries the labels of package provider, and
+// nothing without them is ever stopped, removed or overwritten.
+package docker
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/docker/docker/client"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+const (
+	// mutateTimeout bounds one call that changes something on the engine. Such a
+	// call does not follow the caller's context: the engine goes on with a
+	// create whose client has left, so whoever leaves early cannot undo it.
+	mutateTimeout = 60 * time.Second
+	// cleanupTimeout bounds the removal of what a failed create has made.
+	cleanupTimeout = 60 * time.Second
+)
+
+// Provider is a [provider.Provider]. Its methods are safe to call at once.
+type Provider struct {
+	cfg Config
+	api *client.Client
+
+	arch    string // of the engine, as Go spells it
+	cpus    float64
+	creates *semaphore.Weighted
+	agent   agentStore
+	images  keyedLock
+	warned  sync.Map // warnings given once: text -> struct{}
+
+	background sync.WaitGroup // removal of helper containers
+	mu         sync.Mutex
+	sessions   map[*Sandbox]struct{}
+	closed     bool
+}
+
+var _ provider.Provider = (*Provider)(nil)
+
+// New connects to the engine. It fails with [provider.ErrUnreachable] where
+// none answers, and with [*provider.InvalidError] for a bad configuration. It
+// changes nothing on the engine.
+func New(ctx context.Context, cfg Config) (*Provider, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	api, err := client.NewClientWithOpts(
+		client.WithTLSClientConfigFromEnv(),
+		client.WithVersionFromEnv(),
+		client.WithHost(cfg.Endpoint),
+		client.WithAPIVersionNegotiation(),
+	)
+	if err != nil {
+		return nil, &provider.InvalidError{Field: "endpoint", Value: cfg.Endpoint, Reason: err.Error()}
+	}
+	p := &Provider{
+		cfg:      cfg,
+		api:      api,
+		creates:  semaphore.NewWeighted(int64(2 * runtime.NumCPU())),
+		sessions: map[*Sandbox]struct{}{},
+	}
+	info, err := api.Info(ctx)
+	if err != nil {
+		api.Close()
+		return nil, p.fail(ctx, "connect", "", err)
+	}
+	if info.OSType != "linux" {
+		api.Close()
+		return nil, &provider.Error{Op: "connect", Kind: provider.ErrUnsupported, Err: fmt.Errorf("the engine at %s runs %s containers, not linux ones", cfg.Endpoint, info.OSType)}
+	}
+	p.arch, p.cpus = goArch(info.Architecture), float64(info.NCPU)
+	return p, nil
+}
+
+// goArch turns a machine name of uname(2) into Go's.
+func goArch(machine string) string {
+	switch machine {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	case "armv7l", "armv6l":
+		return "arm"
+	case "i686", "i386":
+		return "386"
+	}
+	return machine
+}
+
+// Close ends the sessions and waits for background removals. It destroys no
+// sandbox.
+func (p *Provider) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	open := make([]*Sandbox, 0, len(p.sessions))
+	for s := range p.sessions {
+		open = append(open, s)
+	}
+	p.mu.Unlock()
+	for _, s := range open {
+		s.close()
+	}
+	p.background.Wait()
+	return p.api.Close()
+}
+
+// inBackground runs f, for Close to wait for. It reports false, and does not
+// run f, where the provider is closed.
+func (p *Provider) inBackground(f func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.background.Go(f)
+	return true
+}
+
+// mutating returns the context for one call that changes the engine.
+func mutating(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), mutateTimeout)
+}
+
+// canceled returns the cause of ctx's end, nil while it has not ended.
+func canceled(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// strip removes the slash that the engine puts before container names.
+func strip(name string) string { return strings.TrimPrefix(name, "/") }
+
+// keyedLock is a mutex for each key, to be waited for under a context.
+type keyedLock struct {
+	mu   sync.Mutex
+	held map[string]chan struct{}
+}
+
+// lock waits for the key and returns its unlock.
+func (k *keyedLock) lock(ctx context.Context, key string) (func(), error) {
+	for {
+		k.mu.Lock()
+		released, taken := k.held[key]
+		if !taken {
+			if k.held == nil {
+				k.held = map[string]chan struct{}{}
+			}
+			released = make(chan struct{})
+			k.held[key] = released
+			k.mu.Unlock()
+			return func() {
+				k.mu.Lock()
+				delete(k.held, key)
+				k.mu.Unlock()
+				close(released)
+			}, nil
+		}
+		k.mu.Unlock()
+		select {
+		case <-released:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
