@@ -1,0 +1,446 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/capybara-hq/capyrun/agent/internal/wire"
+	"github.com/hashicorp/yamux"
+)
+
+const (
+	// patience is how long an agent may take to answer when it must: after a
+	// command's deadline, and after a cancellation.
+	patience = 15 * time.Second
+	// greetingBound is how long a greeting may take.
+	greetingBound = 30 * time.Second
+	// maxIdle is how many streams wait for the next operation.
+	maxIdle = 64
+)
+
+var (
+	errClosed     = errors.New("the session was closed")
+	errUnanswered = errors.New("the agent does not answer")
+	// errUnsent says that nothing of an operation was sent, so it may be tried
+	// with another client.
+	errUnsent = errors.New("nothing was sent")
+)
+
+// client is one connection to an agent. When it breaks it is dead for good.
+type client struct {
+	mux   *yamux.Session
+	calls atomic.Uint64
+	slots chan struct{} // one for each open stream
+
+	mu    sync.Mutex
+	idle  []*stream
+	cause error // why it is dead
+
+	recovered   sync.Once
+	explained   sync.Once
+	explanation error
+
+	dead chan struct{} // closed when it is
+	gone chan struct{} // closed when its goroutines have ended
+}
+
+// stream carries operations, one after the other.
+type stream struct {
+	*yamux.Stream
+	in  *wire.Reader
+	out *wire.Writer
+}
+
+// newClient greets the agent at the other end of conn. It closes conn on
+// failure.
+func newClient(ctx context.Context, conn io.ReadWriteCloser) (*client, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, greetingBound, errUnanswered)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err := wire.WriteHello(conn, wire.Hello{Version: wire.Version})
+	if err == nil {
+		_, err = wire.ReadHello(conn)
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	var mux *yamux.Session
+	if err == nil {
+		mux, err = wire.NewMux(conn, true)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	c := &client{mux: mux, slots: make(chan struct{}, wire.MaxStreams), dead: make(chan struct{}), gone: make(chan struct{})}
+	go func() {
+		// An agent opens no streams, so this waits for the end and its reason.
+		_, err := mux.AcceptStream()
+		c.fail(err)
+		mux.Close()
+		close(c.gone)
+	}()
+	return c, nil
+}
+
+// fail ends the client; the first cause counts.
+func (c *client) fail(cause error) {
+	c.mu.Lock()
+	if c.cause == nil {
+		if cause == io.EOF {
+			cause = io.ErrUnexpectedEOF
+		}
+		c.cause = cause
+		close(c.dead)
+	}
+	c.idle = nil
+	c.mu.Unlock()
+	go c.mux.Close() // waits for its goroutines, and may be called by one
+}
+
+func (c *client) alive() bool {
+	select {
+	case <-c.dead:
+		return false
+	default:
+		return !c.mux.IsClosed()
+	}
+}
+
+// broken returns why the client is dead, where an operation has seen err.
+func (c *client) broken(err error) error {
+	if errors.Is(err, wire.ErrGarbled) {
+		c.fail(err)
+	}
+	select {
+	case <-c.dead:
+	case <-c.mux.CloseChan():
+		<-c.dead // its cause is being noted
+	default:
+		// The agent has closed a stream in the middle of an operation, which it
+		// does for no reason.
+		c.fail(fmt.Errorf("%w: an operation's stream ended: %w", wire.ErrGarbled, err))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause
+}
+
+// open returns a stream for one operation.
+func (c *client) open(ctx context.Context) (*stream, error) {
+	c.mu.Lock()
+	if n := len(c.idle); n > 0 {
+		s := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		c.mu.Unlock()
+		return s, nil
+	}
+	c.mu.Unlock()
+	select {
+	case c.slots <- struct{}{}:
+	case <-c.dead:
+		return nil, errUnsent
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	st, err := c.mux.OpenStream()
+	if err != nil {
+		<-c.slots
+		if c.alive() {
+			c.fail(err)
+		}
+		return nil, errUnsent
+	}
+	return &stream{Stream: st, in: wire.NewReader(st), out: wire.NewWriter(st)}, nil
+}
+
+// release takes a stream back. reusable says that nothing more will come on it.
+func (c *client) release(s *stream, reusable bool) {
+	if reusable {
+		s.out.Shrink()
+		s.Shrink()
+		c.mu.Lock()
+		if c.cause == nil && len(c.idle) < maxIdle {
+			c.idle = append(c.idle, s)
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+	}
+	s.Close()
+	<-c.slots
+}
+
+// request is an operation to begin.
+type request struct {
+	wire.Request
+	input io.Reader // sent as data frames where Request.Input is set
+	// prompt says that reading the input does not wait, so that its beginning
+	// can travel with the request.
+	prompt bool
+	// timeout is how long the agent may take without a reason to worry. 0: any
+	// time, until it is cancelled.
+	timeout time.Duration
+	// unanswered is called when the agent has taken too long; then the client is
+	// given up. It may be nil.
+	unanswered func(*client)
+}
+
+// operation is one that goes on.
+type operation struct {
+	c      *client
+	s      *stream
+	number uint64
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	stop   func() bool // undoes the watch over ctx
+	watch  *time.Timer
+	pumped chan struct{} // closed when the input has been sent; nil: none is
+	// busy is set while the caller's code runs: it is not the agent then that
+	// takes its time.
+	busy     atomic.Bool
+	canceled atomic.Bool
+	done     atomic.Bool
+}
+
+// begin sends a request. Where it fails with [errUnsent] nothing has happened.
+func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
+	if !c.alive() {
+		return nil, errUnsent
+	}
+	s, err := c.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req.Call = c.calls.Add(1)
+	if !s.out.JSON(wire.TypeRequest, &req.Request) {
+		c.release(s, true)
+		return nil, errTooLong
+	}
+	o := &operation{c: c, s: s, number: req.Call}
+	o.ctx, o.cancel = context.WithCancelCause(ctx)
+	inputLeft := req.Input
+	if req.Input && req.prompt {
+		inputLeft = o.sendPart(req.input, make([]byte, promptInput)) == nil
+	}
+	if err := s.out.Flush(); err != nil {
+		o.cancel(nil)
+		c.release(s, false)
+		return nil, &lostError{c, c.broken(err)}
+	}
+	if inputLeft {
+		o.pumped = make(chan struct{})
+		go o.pump(req.input)
+	}
+	o.watch = time.AfterFunc(time.Hour, func() { o.overdue(req.unanswered) })
+	if req.timeout > 0 {
+		o.watch.Reset(req.timeout + patience)
+	} else {
+		o.watch.Stop()
+	}
+	o.stop = context.AfterFunc(o.ctx, func() {
+		o.canceled.Store(true)
+		o.watch.Reset(patience)
+		c.cancelCall(req.Call)
+	})
+	return o, nil
+}
+
+// promptInput is how much of an input travels with its request.
+const promptInput = 32 << 10
+
+// sendPart reads once from the input and adds what comes to what is sent next.
+// io.EOF means that the end was added too; any other error has cancelled the
+// operation.
+func (o *operation) sendPart(input io.Reader, buf []byte) error {
+	n, err := io.ReadFull(input, buf)
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	o.s.out.Raw(wire.TypeData, buf[:n])
+	switch err {
+	case nil:
+	case io.EOF:
+		o.s.out.Frame(wire.TypeEnd, nil)
+	default:
+		o.cancel(fmt.Errorf("read the input: %w", err))
+	}
+	return err
+}
+
+// pump sends the input. It ends when the stream is closed, and where the
+// input's Read waits for ever, so does it.
+func (o *operation) pump(input io.Reader) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := input.Read(buf)
+		o.s.out.Raw(wire.TypeData, buf[:n])
+		if err == io.EOF {
+			o.s.out.Frame(wire.TypeEnd, nil)
+		}
+		if o.done.Load() || o.s.out.Flush() != nil {
+			return
+		}
+		if err == io.EOF {
+			close(o.pumped)
+			return
+		}
+		if err != nil {
+			o.cancel(fmt.Errorf("read the input: %w", err))
+			return
+		}
+	}
+}
+
+// overdue is called when the agent should have answered.
+func (o *operation) overdue(unanswered func(*client)) {
+	if o.done.Load() {
+		return
+	}
+	if o.busy.Load() {
+		o.watch.Reset(patience)
+		return
+	}
+	if unanswered != nil {
+		unanswered(o.c)
+	}
+	o.c.fail(errUnanswered)
+}
+
+// cancelCall asks the agent to stop an operation.
+func (c *client) cancelCall(number uint64) {
+	s, err := c.open(context.Background())
+	if err != nil {
+		return
+	}
+	s.out.JSON(wire.TypeRequest, &wire.Request{Op: wire.OpCancel, Target: number})
+	if s.out.Flush() != nil {
+		c.release(s, false)
+		return
+	}
+	for {
+		t, _, err := s.in.Next()
+		if err != nil {
+			c.release(s, false)
+			return
+		}
+		if t == wire.TypeFinal {
+			_, err := s.in.Payload()
+			c.release(s, err == nil)
+			return
+		}
+	}
+}
+
+// next returns the next frame. After [wire.TypeFinal] the operation is over.
+func (o *operation) next() (wire.Type, int, error) {
+	t, n, err := o.s.in.Next()
+	if err != nil {
+		return 0, 0, o.lost(err)
+	}
+	return t, n, nil
+}
+
+// lost turns an error of the stream into why the client is dead.
+func (o *operation) lost(err error) error { return &lostError{o.c, o.c.broken(err)} }
+
+// final reads the response.
+func (o *operation) final() (*wire.Response, error) {
+	var r wire.Response
+	if err := o.s.in.JSON(&r); err != nil {
+		return nil, o.lost(err)
+	}
+	return &r, nil
+}
+
+// end gives the stream back; clean says that the final frame was read.
+func (o *operation) end(clean bool) {
+	o.done.Store(true)
+	o.stop()
+	o.watch.Stop()
+	if o.pumped != nil {
+		select {
+		case <-o.pumped:
+		default:
+			clean = false // the rest of the input would be taken for a request
+		}
+	}
+	o.c.release(o.s, clean && !o.canceled.Load())
+	o.cancel(nil)
+}
+
+// call performs a whole operation. onFrame gets every frame before the final
+// one.
+func (c *client) call(ctx context.Context, req *request, onFrame func(*operation, wire.Type, int) error) (*wire.Response, error) {
+	o, err := c.begin(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	clean := false
+	defer func() { o.end(clean) }()
+	for {
+		t, n, err := o.next()
+		if err != nil {
+			return nil, err
+		}
+		if t == wire.TypeFinal {
+			resp, err := o.final()
+			clean = err == nil
+			if err == nil && resp.Error != nil {
+				if cause := context.Cause(o.ctx); cause != nil {
+					return resp, cause
+				}
+			}
+			return resp, err
+		}
+		if onFrame == nil {
+			continue
+		}
+		if err := onFrame(o, t, n); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// lostError is a client that broke in the middle of an operation.
+type lostError struct {
+	c     *client
+	cause error
+}
+
+func (e *lostError) Error() string { return e.cause.Error() }
+func (e *lostError) Unwrap() error { return e.cause }
+
+// prompt reports whether reading r never waits.
+func prompt(r io.Reader) bool {
+	switch r.(type) {
+	case *bytes.Reader, *bytes.Buffer, *strings.Reader:
+		return true
+	}
+	return false
+}
+
+// explain asks once why the client broke; everybody who has lost it waits for
+// the same answer.
+func (c *client) explain(ctx context.Context, f func(context.Context, error) error) error {
+	c.explained.Do(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainBound)
+		defer cancel()
+		c.mu.Lock()
+		cause := c.cause
+		c.mu.Unlock()
+		if c.explanation = f(ctx, cause); c.explanation == nil {
+			c.explanation = cause
+		}
+	})
+	return c.explanation
+}
+
+const explainBound = 5 * time.Second

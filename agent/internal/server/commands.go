@@ -1,0 +1,284 @@
+//go:build linux
+
+package server
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/capybara-hq/capyrun/agent/internal/wire"
+	"github.com/capybara-hq/capyrun/provider"
+	"golang.org/x/sys/unix"
+)
+
+var past = time.Unix(1, 0)
+
+// drainGrace is how long a command's output is awaited after its end, where
+// something that it left behind keeps the pipe open.
+const drainGrace = 250 * time.Millisecond
+
+// commands are all commands of a sandbox. There is one in a process, since it
+// collects the status of every child.
+type commands struct {
+	files     *files
+	workspace string
+	env       []string
+	prefix    string // makes ids unique over restarts of the sandbox
+	devNull   *os.File
+	oomScore  *oomScore
+	oomKills  *oomCounter
+	kept      *keptOutput
+
+	// mu is held while a process is started and entered below, and while
+	// statuses are collected: so a status never reaches another command that
+	// has been given the same process id.
+	mu         sync.Mutex
+	running    map[int]*command // by process id
+	background []*command       // oldest first, also those that have ended
+	count      uint64
+}
+
+// command is one that runs or has run.
+type command struct {
+	id         string
+	tag        string
+	display    string
+	background bool
+	pid        int
+	started    time.Time
+	began      uint64 // start time as in proc_pid_stat(5), see bootTicks
+	oomBefore  int64
+
+	stdin          *os.File // write end; nil: none
+	stdinMu        chanMutex
+	stdout, stderr *outPipe
+
+	// done is closed when the main process has ended; the fields below are
+	// written before that.
+	done   chan struct{}
+	status syscall.WaitStatus
+	ended  time.Time
+
+	bg *backgroundState // nil in the foreground
+}
+
+func newCommands(files *files) (*commands, error) {
+	devNull, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	var b [6]byte
+	rand.Read(b[:]) // never fails, see crypto/rand
+	cs := &commands{
+		files:     files,
+		workspace: files.host(provider.Workspace),
+		env:       os.Environ(),
+		prefix:    hex.EncodeToString(b[:]),
+		devNull:   devNull,
+		oomScore:  openOOMScore(),
+		oomKills:  openOOMCounter(),
+		kept:      newKeptOutput(),
+		running:   map[int]*command{},
+	}
+	return cs, nil
+}
+
+// start runs a command. sink gets its output, one piece at a time for each
+// stream. With stdin the command gets a pipe, else an empty input.
+func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(provider.Stream, []byte)) error {
+	cs.mu.Lock()
+	cs.count++
+	c.id = fmt.Sprintf("%s-%d", cs.prefix, cs.count)
+	cs.mu.Unlock()
+	p, err := cs.program(cmd, c.id)
+	if err != nil {
+		return err
+	}
+	c.tag, c.display = cmd.Tag, display(cmd)
+	c.done = make(chan struct{})
+	c.oomBefore = cs.oomKills.read()
+
+	// Commands get blocking ends, which is what programs expect; the agent's
+	// ends are waited for without a thread.
+	var child [3]*os.File
+	var ours []*os.File
+	closeAll := func(files ...*os.File) {
+		for _, f := range files {
+			if f != nil && f != cs.devNull {
+				f.Close()
+			}
+		}
+	}
+	for i := range child {
+		if i == 0 && !stdin {
+			child[0] = cs.devNull
+			ours = append(ours, nil)
+			continue
+		}
+		r, w, err := pipe(i == 0)
+		if err != nil {
+			closeAll(child[:]...)
+			closeAll(ours...)
+			return notStarted("pipe: %w", err)
+		}
+		if i == 0 {
+			child[0], ours = r, append(ours, w)
+		} else {
+			child[i], ours = w, append(ours, r)
+		}
+	}
+
+	attr := &syscall.ProcAttr{
+		Dir:   p.dir,
+		Env:   p.env,
+		Files: []uintptr{child[0].Fd(), child[1].Fd(), child[2].Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	}
+	cs.mu.Lock()
+	c.began, c.started = bootTicks(), time.Now()
+	cs.oomScore.raise()
+	pid, err := syscall.ForkExec(p.path, p.argv, attr)
+	cs.oomScore.lower()
+	if err == nil {
+		c.pid = pid
+		cs.running[pid] = c
+		if c.background {
+			cs.remember(c)
+		}
+	}
+	cs.mu.Unlock()
+	closeAll(child[:]...)
+	if err != nil {
+		closeAll(ours...)
+		return p.explainStart(err)
+	}
+	c.stdin = ours[0]
+	c.stdinMu = newChanMutex()
+	c.stdout = newOutPipe(ours[1], func(b []byte) { sink(provider.Stdout, b) })
+	c.stderr = newOutPipe(ours[2], func(b []byte) { sink(provider.Stderr, b) })
+	return nil
+}
+
+// pipe returns a pipe whose one end, ours, is waited for by the runtime's
+// poller.
+func pipe(oursWrites bool) (r, w *os.File, err error) {
+	var fd [2]int
+	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	ours := fd[0]
+	if oursWrites {
+		ours = fd[1]
+	}
+	if err := unix.SetNonblock(ours, true); err != nil {
+		unix.Close(fd[0])
+		unix.Close(fd[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fd[0]), "pipe"), os.NewFile(uintptr(fd[1]), "pipe"), nil
+}
+
+// maxDisplay bounds the command line that a list of processes shows, in bytes.
+const maxDisplay = 1 << 10
+
+func display(cmd *wire.Command) string {
+	c := provider.Command{Shell: string(cmd.Shell)}
+	size := 0
+	for _, arg := range cmd.Args {
+		if size += len(arg); size > maxDisplay {
+			break
+		}
+		c.Args = append(c.Args, string(arg))
+	}
+	s := c.String()
+	if len(s) > maxDisplay || len(c.Args) < len(cmd.Args) {
+		s = s[:min(len(s), maxDisplay)] + "..."
+	}
+	return s
+}
+
+// reap collects the status of every child as it ends, of commands and of
+// processes that they left behind, for as long as the process lives.
+func (cs *commands) reap() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGCHLD)
+	go func() {
+		for ; ; <-signals {
+			cs.collect()
+		}
+	}()
+}
+
+func (cs *commands) collect() {
+	for {
+		var status syscall.WaitStatus
+		cs.mu.Lock()
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG|unix.WALL, nil)
+		c := cs.running[pid]
+		delete(cs.running, pid)
+		cs.mu.Unlock()
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return // no child, or none that has ended
+		}
+		if c != nil {
+			c.status, c.ended = status, time.Now()
+			close(c.done)
+		}
+	}
+}
+
+// list returns the commands that run now and that match.
+func (cs *commands) list(match func(*command) bool) []*command {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	var found []*command
+	for _, c := range cs.running {
+		if match(c) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// alive reports whether the main process has not ended.
+func (c *command) alive() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// result describes the end of the main process.
+func (c *command) result(cs *commands) *wire.Result {
+	r := &wire.Result{ExitCode: c.status.ExitStatus(), Duration: c.ended.Sub(c.started)}
+	if c.status.Signaled() {
+		r.ExitCode, r.Signal = -1, signalName(c.status.Signal())
+	}
+	if r.ExitCode != 0 {
+		r.OutOfMemory = cs.oomKills.read() > c.oomBefore
+	}
+	return r
+}
+
+func signalName(s syscall.Signal) string {
+	if name := unix.SignalName(s); name != "" {
+		return name
+	}
+	return fmt.Sprintf("SIG%d", int(s))
+}
+
+// chanMutex is a mutex that can be waited for beside a context.
+type chanMutex chan struct{}
+
+func newChanMutex() chanMutex { return make(chanMutex, 1) }

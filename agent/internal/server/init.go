@@ -1,0 +1,254 @@
+//go:build linux
+
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit codes of the first process.
+const (
+	ExitTerminated = 143 // by SIGTERM or SIGINT
+	ExitOwnerLost  = 75
+	ExitExpired    = 76
+)
+
+// DefaultSocket is the abstract Unix socket at which the first process takes
+// further sessions.
+const DefaultSocket = "@capyrun-agent"
+
+// InitConfig says how the first process runs.
+type InitConfig struct {
+	Grace   time.Duration // 0: 30 s
+	Keep    bool          // outlive the owner
+	Expires time.Time     // zero: never
+
+	Places   []Place
+	Socket   string // empty: DefaultSocket
+	ClientID uint32 // user id whose processes may open sessions
+}
+
+// Init is the first process of a sandbox. It returns the exit code.
+func Init(cfg InitConfig) (code int, err error) {
+	if cfg.Grace <= 0 {
+		cfg.Grace = 30 * time.Second
+	}
+	// Before anything else runs that could take the name.
+	if cfg.Socket == "" {
+		cfg.Socket = DefaultSocket
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: cfg.Socket, Net: "unix"})
+	if err != nil {
+		return 1, err
+	}
+	defer listener.Close()
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+
+	stdio, err := takeStdio()
+	if err != nil {
+		return 1, fmt.Errorf("standard input and output: %w", err)
+	}
+	files := newFiles(cfg.Places, false)
+	// This opens files of /proc/self that are closed to it afterwards.
+	cmds, err := newCommands(files)
+	if err != nil {
+		return 1, err
+	}
+	// The sandbox's own code has the same user id: without this it could trace
+	// this process and read its descriptors and memory.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return 1, fmt.Errorf("prctl: %w", err)
+	}
+	if os.Getpid() != 1 {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return 1, fmt.Errorf("prctl: %w", err)
+		}
+	}
+	settleRuntime()
+	cmds.reap()
+
+	srv := &Server{files: files, cmds: cmds}
+	lost := make(<-chan struct{}) // never
+	if !cfg.Keep && cfg.Expires.IsZero() {
+		srv.owner = newOwner(cfg.Grace)
+		lost = srv.owner.lost
+	}
+	var expired <-chan time.Time
+	if !cfg.Expires.IsZero() {
+		// From here on the monotonic clock counts, whatever the wall clock does.
+		expired = time.After(time.Until(cfg.Expires))
+	}
+	go srv.Serve(stdio)
+	go srv.accept(listener, cfg.ClientID)
+
+	select {
+	case <-signals:
+		code = ExitTerminated
+	case <-lost:
+		code = ExitOwnerLost
+	case <-expired:
+		code = ExitExpired
+	}
+	if os.Getpid() != 1 {
+		// The kernel ends the rest of the namespace with its first process.
+		err = cmds.killEverything()
+	}
+	return code, err
+}
+
+// accept takes sessions from processes of one user id: root, which the
+// sandbox's own code cannot become.
+func (s *Server) accept(listener *net.UnixListener, clientID uint32) {
+	for {
+		conn, err := listener.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // out of descriptors, for now
+			continue
+		}
+		cred, err := peer(conn)
+		if err != nil || cred.Uid != clientID {
+			conn.Close()
+			continue
+		}
+		go s.Serve(conn)
+	}
+}
+
+func peer(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	if ctlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); ctlErr != nil {
+		return nil, ctlErr
+	}
+	return cred, err
+}
+
+// takeStdio moves the standard input and output to descriptors of their own
+// and leaves /dev/null in their place, so that nothing else in this process or
+// a child of it can write into the session.
+func takeStdio() (io.ReadWriteCloser, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	var moved [2]*os.File
+	for fd := range moved {
+		n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return nil, err
+		}
+		unix.SetNonblock(n, true) // what cannot be polled stays blocking
+		moved[fd] = os.NewFile(uintptr(n), "stdio")
+	}
+	return &stdio{in: moved[0], out: moved[1]}, nil
+}
+
+// stdio makes one stream of standard input and output.
+type stdio struct {
+	in, out *os.File
+	once    sync.Once
+}
+
+func (s *stdio) Read(p []byte) (int, error)  { return s.in.Read(p) }
+func (s *stdio) Write(p []byte) (int, error) { return s.out.Write(p) }
+
+func (s *stdio) Close() error {
+	var err error
+	s.once.Do(func() { err = errors.Join(s.in.Close(), s.out.Close()) })
+	return err
+}
+
+// settleRuntime makes the Go runtime fit for a small sandbox: a small heap, and
+// all the threads that it will need. A Go program that cannot make a thread
+// dies, and a fork bomb takes the last one.
+func settleRuntime() {
+	debug.SetGCPercent(50)
+	// Setting it also ends the runtime's regular look at the processor limit.
+	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 4))
+
+	threads := 20
+	if limit := pidsLimit(); limit > 0 {
+		threads = min(threads, max(int(limit)/8, 2))
+	}
+	var locked, released sync.WaitGroup
+	locked.Add(threads)
+	for range threads {
+		released.Go(func() {
+			// A goroutine that is locked to its thread shares it with no other. The
+			// runtime keeps the threads for later use.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			locked.Done()
+			locked.Wait()
+		})
+	}
+	released.Wait()
+	slots = make(chan struct{}, max(min(threads/2, 8), 1))
+}
+
+// Connect relays between this process's standard input and output and the
+// first process of the sandbox, until either side ends.
+func Connect(socket string, firstPID int32) error {
+	if socket == "" {
+		socket = DefaultSocket
+	}
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return fmt.Errorf("no agent runs here: %w", err)
+	}
+	defer conn.Close()
+	cred, err := peer(conn)
+	if err != nil {
+		return err
+	}
+	if firstPID != 0 && cred.Pid != firstPID {
+		return fmt.Errorf("process %d answers instead of the agent", cred.Pid)
+	}
+	std, err := takeStdio()
+	if err != nil {
+		return err
+	}
+	go func() {
+		io.Copy(conn, std)
+		conn.CloseWrite()
+	}()
+	_, err = io.Copy(std, conn)
+	return err
+}
+
+// ServeStdio serves one session over standard input and output.
+func (s *Server) ServeStdio() error {
+	std, err := takeStdio()
+	if err != nil {
+		return err
+	}
+	err = s.Serve(std)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}

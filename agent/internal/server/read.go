@@ -1,0 +1,309 @@
+//go:build linux
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/bmatcuk/doublestar/v4"
+	"github.com/capybara-hq/capyrun/agent/internal/wire"
+	"github.com/capybara-hq/capyrun/internal/tartree"
+	"github.com/capybara-hq/capyrun/provider"
+)
+
+// readable returns where the path of a request that only reads is.
+func (c *call) readable() (string, error) {
+	clean, err := provider.CleanPath("path", string(c.req.Path))
+	if err != nil {
+		return "", err
+	}
+	return c.session.server.files.host(clean), nil
+}
+
+// dataWriter sends what is written to it as data frames.
+type dataWriter struct {
+	ctx context.Context
+	out *wire.Writer
+}
+
+func (w dataWriter) Write(p []byte) (int, error) {
+	if cause := context.Cause(w.ctx); cause != nil {
+		return 0, cause
+	}
+	w.out.Raw(wire.TypeData, p)
+	if w.out.Buffered() > bufferOutput {
+		return len(p), w.out.Flush()
+	}
+	return len(p), nil
+}
+
+// read sends a file, or a part of it.
+func (c *call) read(ctx context.Context) *wire.Response {
+	name, err := c.readable()
+	if err != nil {
+		return failure(err)
+	}
+	if err := (provider.ReadOptions{Offset: c.req.Offset, Max: c.req.Max}).Validate(); err != nil {
+		return failure(err)
+	}
+	var f *os.File
+	var fi fs.FileInfo
+	err = slowly(func() (err error) {
+		// O_NONBLOCK: opening a FIFO must not wait for its writer.
+		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+		if err != nil {
+			return err
+		}
+		if fi, err = f.Stat(); err != nil {
+			return err
+		}
+		if fi.IsDir() {
+			return provider.ErrIsDirectory
+		}
+		if c.req.Offset > 0 {
+			_, err = f.Seek(c.req.Offset, io.SeekStart)
+		}
+		return err
+	})
+	if f != nil {
+		defer f.Close()
+		defer context.AfterFunc(ctx, func() { f.SetReadDeadline(past) })()
+	}
+	if err != nil {
+		return failure(mapped(err))
+	}
+
+	w := dataWriter{ctx, c.out}
+	buf := copyBuffers.Get().(*[wire.MaxData]byte)
+	defer copyBuffers.Put(buf)
+	left := c.req.Max
+	for c.req.Max == 0 || left > 0 {
+		part := buf[:]
+		if c.req.Max > 0 {
+			part = buf[:min(left, int64(len(buf)))]
+		}
+		n := 0
+		err := slowly(func() (err error) {
+			n, err = f.Read(part)
+			return err
+		})
+		left -= int64(n)
+		if n > 0 {
+			if _, err := w.Write(part[:n]); err != nil {
+				return failure(err)
+			}
+		}
+		if err == io.EOF {
+			return &wire.Response{Size: fi.Size()}
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return failure(cause)
+		}
+		if err != nil {
+			return failure(mapped(err))
+		}
+	}
+	more := false
+	slowly(func() error {
+		n, _ := f.Read(buf[:1])
+		more = n > 0
+		return nil
+	})
+	return &wire.Response{Size: fi.Size(), Truncated: more}
+}
+
+func describeFile(name string, fi fs.FileInfo) *wire.File {
+	f := &wire.File{Path: []byte(name), Kind: provider.KindOther, Mode: uint32(fi.Mode().Perm()), ModTime: fi.ModTime().UnixNano()}
+	switch {
+	case fi.Mode().IsRegular():
+		f.Kind, f.Size = provider.KindFile, fi.Size()
+	case fi.IsDir():
+		f.Kind = provider.KindDirectory
+	case fi.Mode()&fs.ModeSymlink != 0:
+		f.Kind = provider.KindSymlink
+	}
+	return f
+}
+
+func (c *call) stat() *wire.Response {
+	name, err := c.readable()
+	if err != nil {
+		return failure(err)
+	}
+	var fi fs.FileInfo
+	err = slowly(func() error {
+		fi, err = os.Stat(name)
+		return err
+	})
+	if err != nil {
+		return failure(mapped(err))
+	}
+	return &wire.Response{File: describeFile(c.session.server.files.shown(name), fi)}
+}
+
+// maxPending bounds the names of directories that a walk has still to read, in
+// bytes.
+const maxPending = 16 << 20
+
+// readDir sends the entries of a directory in no order.
+func (c *call) readDir(ctx context.Context) error {
+	root, err := c.readable()
+	if err != nil {
+		return err
+	}
+	list := newItems[*wire.File](c.out)
+	todo, pending := []string{""}, 0
+	for len(todo) > 0 {
+		rel := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		pending -= len(rel)
+		var d *os.File
+		err := slowly(func() (err error) {
+			d, err = os.OpenFile(filepath.Join(root, rel), os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+			return err
+		})
+		if err != nil && rel != "" {
+			// What disappears meanwhile, or may not be read, is listed as it is.
+			continue
+		}
+		if err != nil {
+			return mapped(err)
+		}
+		for {
+			if cause := context.Cause(ctx); cause != nil {
+				d.Close()
+				return cause
+			}
+			var files []*wire.File
+			err := slowly(func() error {
+				entries, err := d.ReadDir(128)
+				for _, e := range entries {
+					fi, err := e.Info()
+					if err != nil {
+						continue // it is gone
+					}
+					f := describeFile(path.Join(rel, e.Name()), fi)
+					if f.Kind == provider.KindSymlink {
+						target, _ := os.Readlink(filepath.Join(root, rel, e.Name()))
+						f.Target = []byte(target)
+					}
+					files = append(files, f)
+				}
+				return err
+			})
+			for _, f := range files {
+				if c.req.Recursive && f.Kind == provider.KindDirectory {
+					todo = append(todo, string(f.Path))
+					if pending += len(f.Path); pending > maxPending {
+						d.Close()
+						return errors.New("the directory tree is too large to be listed")
+					}
+				}
+				if err := list.add(f, 128+2*len(f.Path)+2*len(f.Target)); err != nil {
+					d.Close()
+					return err
+				}
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				d.Close()
+				return mapped(err)
+			}
+		}
+		d.Close()
+	}
+	return list.flush()
+}
+
+// glob sends the paths that match a pattern, in the pattern's own form: relative
+// to /workspace where the pattern is.
+func (c *call) glob(ctx context.Context) error {
+	pattern := string(c.req.Path)
+	if _, err := provider.CleanPath("pattern", pattern); err != nil {
+		return err
+	}
+	// Braces have no meaning in our patterns.
+	escaped := strings.NewReplacer("{", `\{`, "}", `\}`).Replace(pattern)
+	base, rest, shown := c.session.server.files.host(provider.Workspace), escaped, ""
+	if path.IsAbs(escaped) {
+		var fixed string
+		fixed, rest = doublestar.SplitPattern(escaped)
+		shown = strings.NewReplacer(`\`, "").Replace(fixed)
+		base = c.session.server.files.host(path.Clean(shown))
+	}
+	rest = path.Clean(rest)
+	if !doublestar.ValidatePattern(rest) {
+		return &provider.InvalidError{Field: "pattern", Value: pattern, Reason: "is malformed: an open [ or a \\ at the end"}
+	}
+	if rest == ".." || strings.HasPrefix(rest, "../") {
+		return &provider.InvalidError{Field: "pattern", Value: pattern, Reason: `must not lead out by ".."; give it from / on`}
+	}
+	list := newItems[[]byte](c.out)
+	err := doublestar.GlobWalk(slowFS{os.DirFS(base)}, rest, func(name string, _ fs.DirEntry) error {
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		name = path.Join(shown, name)
+		return list.add([]byte(name), 8+2*len(name))
+	}, doublestar.WithNoFollow())
+	if err != nil {
+		return mapped(err)
+	}
+	return list.flush()
+}
+
+// slowFS takes a slot for each call.
+type slowFS struct{ fs.FS }
+
+func (s slowFS) Open(name string) (f fs.File, err error) {
+	err = slowly(func() error {
+		f, err = s.FS.Open(name)
+		return err
+	})
+	return f, err
+}
+
+func (s slowFS) Stat(name string) (fi fs.FileInfo, err error) {
+	err = slowly(func() error {
+		fi, err = fs.Stat(s.FS, name)
+		return err
+	})
+	return fi, err
+}
+
+func (s slowFS) ReadDir(name string) (list []fs.DirEntry, err error) {
+	err = slowly(func() error {
+		list, err = fs.ReadDir(s.FS, name)
+		return err
+	})
+	return list, err
+}
+
+// download sends a file or a directory as a tar stream.
+func (c *call) download(ctx context.Context) error {
+	name, err := c.readable()
+	if err != nil {
+		return err
+	}
+	// A download holds one thread, and never for long: its reads are of files
+	// and directories only.
+	err = tartree.Pack(ctx, dataWriter{ctx, c.out}, name)
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Path != name {
+		return fmt.Errorf("%s: %w", strings.TrimPrefix(e.Path, name+"/"), mapped(err))
+	}
+	return mapped(err)
+}
