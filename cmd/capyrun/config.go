@@ -159,7 +159,9 @@ func ownEnv(environ []string) (map[string]string, error) {
 		if !slices.Contains(known, name) {
 			return nil, &configError{name, fmt.Errorf("no such variable%s", didYouMean(name, known))}
 		}
-		env[short] = value
+		if value != "" { // an empty variable is one that is not set
+			env[short] = value
+		}
 	}
 	return env, nil
 }
