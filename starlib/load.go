@@ -23,9 +23,8 @@ var dialect = syntax.FileOptions{
 	GlobalReassign:  true,
 }
 
-// maxSource bounds the size of a source file. The parser recurses for each
-// level of nesting, and more than this could overflow its stack, which ends the
-// process.
+// maxSource bounds the size of a source file, in bytes. Compiling is not
+// cancellable and takes up to two seconds for as much.
 const maxSource = 1 << 20
 
 // loader loads the modules of one run. A load statement stands at the top level

@@ -31,31 +31,48 @@ func (rt *Runtime) predeclared() starlark.StringDict {
 		"time":    &script.Module{Name: "time", Members: startime.Module.Members},
 		"struct":  starlark.NewBuiltin("struct", starlarkstruct.Make),
 	}
+	for _, name := range []string{"str", "repr", "print", "fail"} {
+		names[name] = guarded(starlark.Universe[name].(*starlark.Builtin))
+	}
 	maps.Copy(names, rt.options.Builtins)
 	return names
 }
 
-// jsonModule is that of the library, guarded against values so deeply nested
-// that its recursion would overflow the stack, which ends the process.
+// maxText bounds the text that a builtin makes of a value, in bytes.
+const maxText = 64 << 20
+
+// jsonModule is that of the library, guarded as [guarded] says.
 var jsonModule = func() *script.Module {
 	members := maps.Clone(starjson.Module.Members)
-	for _, name := range []string{"encode", "encode_indent", "decode", "indent"} {
+	for _, name := range []string{"encode", "encode_indent"} {
+		members[name] = guarded(members[name].(*starlark.Builtin))
+	}
+	for _, name := range []string{"decode", "indent"} {
 		members[name] = shallow(members[name].(*starlark.Builtin))
 	}
 	return &script.Module{Name: "json", Members: members}
 }()
 
+// guarded makes a builtin that writes values refuse those that it could not
+// finish: the recursion over a deep one would overflow the stack, which ends the
+// process, and the text of one that shares its parts can be endless.
+func guarded(b *starlark.Builtin) *starlark.Builtin {
+	return starlark.NewBuiltin(b.Name(), func(th *starlark.Thread, _ *starlark.Builtin, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
+		for _, v := range args {
+			if err := script.Measure(v, 10*script.MaxNesting, maxText); err != nil {
+				return nil, fmt.Errorf("%s: %w", b.Name(), err)
+			}
+		}
+		return b.CallInternal(th, args, kwargs)
+	})
+}
+
+// shallow is [guarded] for builtins that read JSON.
 func shallow(b *starlark.Builtin) *starlark.Builtin {
 	return starlark.NewBuiltin(b.Name(), func(th *starlark.Thread, _ *starlark.Builtin, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 		for _, v := range args {
-			deep := false
-			if s, ok := starlark.AsString(v); ok {
-				deep = nestedJSON(s) > script.MaxNesting
-			} else {
-				deep = script.Deep(v, script.MaxNesting)
-			}
-			if deep {
-				return nil, fmt.Errorf("%s: nested more than %d levels deep, or in a cycle", b.Name(), script.MaxNesting)
+			if s, ok := starlark.AsString(v); ok && nestedJSON(s) > script.MaxNesting {
+				return nil, fmt.Errorf("%s: nested more than %d levels deep", b.Name(), script.MaxNesting)
 			}
 		}
 		return b.CallInternal(th, args, kwargs)

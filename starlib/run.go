@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"path"
 	"path/filepath"
 	"slices"
@@ -52,18 +53,19 @@ func (rt *Runtime) run(ctx context.Context, file string, src []byte, params Para
 		return nil, err
 	}
 	defer x.files.Close()
-	main, failure := x.script(ctx, params)
+	value, failure := x.script(ctx, params)
 	kept, cleanup := x.cleanup(ctx, failure != nil)
-	if failure == nil && cleanup == nil {
-		return &Result{Value: main, Kept: kept, Steps: x.run.StepsUsed(), Duration: time.Since(start)}, nil
+	if failure != nil {
+		failure.Cleanup = cleanup
+		return nil, failure
 	}
-	if failure == nil {
+	res = &Result{Value: value, Kept: kept, Steps: x.run.StepsUsed(), Duration: time.Since(start)}
+	if cleanup != nil {
 		e := x.explain(cleanup)
 		e.Kind = KindCleanup
-		return &Result{Value: main, Kept: kept, Steps: x.run.StepsUsed(), Duration: time.Since(start)}, e
+		return res, e
 	}
-	failure.Cleanup = cleanup
-	return nil, failure
+	return res, nil
 }
 
 // execution is one run of a workflow.
@@ -172,6 +174,9 @@ func callMain(th *starlark.Thread, globals starlark.StringDict, params Params) (
 // convert makes the result of main's value.
 func (x *execution) convert(v starlark.Value) (any, error) {
 	limits := x.rt.options.Limits
+	if err := script.Measure(v, math.MaxInt/4, limits.Output); err != nil {
+		return nil, script.Limit(fmt.Sprintf("the result is %v", err))
+	}
 	out, err := script.ToGo("result", v, limits.Depth)
 	if err != nil {
 		return nil, fmt.Errorf("main must return something that can be written as JSON: %w", err)
@@ -190,19 +195,13 @@ func (x *execution) convert(v starlark.Value) (any, error) {
 // outlive a cancelled run. It returns the names of the sandboxes that are left
 // on purpose.
 func (x *execution) cleanup(ctx context.Context, failed bool) (kept []string, err error) {
-	ctx = context.WithoutCancel(ctx)
+	if !x.run.HasDeferred() && len(x.run.Owned()) == 0 {
+		return nil, nil
+	}
+	ctx, span := event.Begin(context.WithoutCancel(ctx), event.Event{Kind: event.KindCleanup, Name: "cleanup"})
+	defer func() { span.End(err, nil) }()
+	errs := x.deferred(ctx)
 	keep := x.rt.options.Keep == KeepAlways || x.rt.options.Keep == KeepOnFailure && failed
-	var errs []error
-	var span *event.Span
-	begin := func() {
-		if span == nil {
-			ctx, span = event.Begin(ctx, event.Event{Kind: event.KindCleanup, Name: "cleanup"})
-		}
-	}
-	if x.run.HasDeferred() {
-		begin()
-		errs = append(errs, x.deferred(ctx)...)
-	}
 	var doomed []provider.Sandbox
 	for _, o := range x.run.Owned() {
 		if o.Kept || keep {
@@ -211,19 +210,12 @@ func (x *execution) cleanup(ctx context.Context, failed bool) (kept []string, er
 			doomed = append(doomed, o.Sandbox)
 		}
 	}
-	slices.Sort(kept)
-	if len(doomed) > 0 {
-		begin()
-		errs = append(errs, x.destroy(ctx, doomed)...)
-	}
+	errs = append(errs, x.destroy(ctx, doomed)...)
 	if len(kept) > 0 {
+		slices.Sort(kept)
 		event.Emit(ctx, event.Event{Type: event.Log, Level: event.Info, Text: "kept: " + strings.Join(kept, ", "), Attrs: map[string]any{"kept": kept}})
 	}
-	err = errors.Join(errs...)
-	if span != nil {
-		span.End(err, nil)
-	}
-	return kept, err
+	return kept, errors.Join(errs...)
 }
 
 // deferred makes the deferred calls, the last one first.

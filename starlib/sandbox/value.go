@@ -50,6 +50,8 @@ var methods = bind("sandbox.", map[string]method{
 	"mkdir":      mkdir,
 	"remove":     removeFile,
 	"rename":     rename,
+	"upload":     upload,
+	"download":   download,
 	"suspend":    suspend,
 	"resume":     resume,
 	"destroy":    destroySelf,

@@ -1,91 +1,212 @@
 package script
 
 import (
+	"fmt"
+	"math"
+
 	"go.starlark.net/starlark"
 	"go.starlark.net/starlarkstruct"
 )
 
-// Deep reports whether a value nests more than depth levels deep or contains
-// itself. It does not recurse, so no value can overflow its stack.
-func Deep(v starlark.Value, depth int) bool {
-	type level struct {
-		elems []starlark.Value
+// maxLive is how deep the values that a running script holds may nest. The
+// interpreter recurses to print, freeze and hash values, and a stack overflow
+// ends the process. Values may be deeper than that between two checks, which
+// the stack bears.
+const maxLive = 10_000
+
+// Measure reports why a value cannot be written out: it nests more than depth
+// levels deep, or its text would be more than about limit bytes. A value that
+// shares its parts can be tiny in memory and astronomical in writing, and the
+// writing could not be cancelled. Cycles do not count.
+func Measure(v starlark.Value, depth int, limit int64) error {
+	type size struct {
+		height int
+		bytes  int64
 	}
-	stack := []level{{[]starlark.Value{v}}}
-	// done holds what is known to be shallow enough at a depth: without it a
-	// value that shares its parts would be walked through once for every way
-	// that leads to them.
-	done := map[any]int{}
-	for len(stack) > 0 {
-		top := &stack[len(stack)-1]
-		if len(top.elems) == 0 {
-			stack = stack[:len(stack)-1]
+	type level struct {
+		id    any
+		parts []starlark.Value // that are still to be looked at
+		size
+	}
+	known := map[any]size{} // what was measured; each container is walked once
+	onPath := map[any]bool{}
+	path := []level{{parts: []starlark.Value{v}}}
+	for {
+		top := &path[len(path)-1]
+		if top.bytes > limit {
+			return fmt.Errorf("more than %d bytes", limit)
+		}
+		if len(top.parts) == 0 {
+			if len(path) == 1 {
+				return nil
+			}
+			done := *top
+			known[done.id] = done.size
+			delete(onPath, done.id)
+			path = path[:len(path)-1]
+			top = &path[len(path)-1]
+			top.height = max(top.height, done.height+1)
+			top.bytes += done.bytes
 			continue
 		}
-		elem := top.elems[0]
-		top.elems = top.elems[1:]
-		if id := identity(elem); id != nil {
-			if at, seen := done[id]; seen && at >= len(stack) {
-				continue
-			}
-			done[id] = len(stack)
+		part := top.parts[0]
+		top.parts = top.parts[1:]
+		top.bytes++
+		if s, ok := part.(starlark.String); ok {
+			top.bytes += int64(len(s))
 		}
-		if parts := partsOf(elem); len(parts) > 0 {
-			if len(stack) > depth {
+		id := identity(part)
+		if id == nil || onPath[id] {
+			continue
+		}
+		before, measured := known[id]
+		if len(path)+before.height > depth {
+			return fmt.Errorf("nested more than %d levels deep", depth)
+		}
+		if measured {
+			top.height = max(top.height, before.height+1)
+			top.bytes += before.bytes
+			continue
+		}
+		onPath[id] = true
+		path = append(path, level{id: id, parts: partsOf(part, math.MaxInt/4)})
+	}
+}
+
+// tooDeep looks for values of the thread that nest too deeply. It looks at a
+// sample, for it is called often: the ends of containers, which is where chains
+// go on, and a bounded number of them.
+func (t *Thread) tooDeep() bool {
+	n := newNesting(maxLive, 16, 2*maxLive)
+	modules := map[*starlark.Module]bool{}
+	for i := range t.starlark.CallStackDepth() {
+		frame := t.starlark.DebugFrame(i)
+		fn, ok := frame.Callable().(*starlark.Function)
+		if !ok {
+			continue
+		}
+		for i := range frame.NumLocals() {
+			if _, v := frame.Local(i); v != nil && n.exceeds(v) {
 				return true
 			}
-			stack = append(stack, level{parts})
+		}
+		if modules[fn.Module()] {
+			continue
+		}
+		modules[fn.Module()] = true
+		for _, v := range fn.Globals() {
+			if n.exceeds(v) {
+				return true
+			}
 		}
 	}
 	return false
 }
 
-// identity returns a key for a container that others may share, else nil.
+// nesting measures how deep values nest. It does not recurse.
+type nesting struct {
+	depth  int // the limit
+	sample int // elements to look at from each end of a container
+	budget int // containers to look at
+	path   []level
+	onPath map[any]bool
+	// seen holds the depth at which a container was found not to be too deep.
+	// Without it one that is reached in many ways would be looked at as often.
+	seen map[any]int
+}
+
+type level struct {
+	id    any
+	parts []starlark.Value // that are still to be looked at
+}
+
+func newNesting(depth, sample, budget int) *nesting {
+	return &nesting{depth: depth, sample: sample, budget: budget, onPath: map[any]bool{}, seen: map[any]int{}}
+}
+
+func (n *nesting) exceeds(v starlark.Value) bool {
+	n.path = append(n.path[:0], level{parts: []starlark.Value{v}})
+	clear(n.onPath)
+	for len(n.path) > 0 {
+		top := &n.path[len(n.path)-1]
+		if len(top.parts) == 0 {
+			delete(n.onPath, top.id)
+			n.path = n.path[:len(n.path)-1]
+			continue
+		}
+		part := top.parts[0]
+		top.parts = top.parts[1:]
+		id := identity(part)
+		if id == nil || n.onPath[id] {
+			continue
+		}
+		if at, ok := n.seen[id]; ok && at >= len(n.path) {
+			continue
+		}
+		n.seen[id] = len(n.path)
+		if len(n.path) > n.depth {
+			return true
+		}
+		if n.budget--; n.budget < 0 {
+			return false
+		}
+		n.onPath[id] = true
+		n.path = append(n.path, level{id, partsOf(part, n.sample)})
+	}
+	return false
+}
+
+// identity returns a key for a container that is not empty, nil for other
+// values.
 func identity(v starlark.Value) any {
 	switch v := v.(type) {
-	case *starlark.List, *starlark.Dict, *starlark.Set, *starlarkstruct.Struct:
-		return v
 	case starlark.Tuple:
 		if len(v) > 0 {
 			return &v[0]
 		}
+	case *starlark.List, *starlark.Dict, *starlark.Set, *starlarkstruct.Struct, *starlark.Function:
+		return v
 	}
 	return nil
 }
 
-func partsOf(v starlark.Value) []starlark.Value {
+// partsOf returns what a container holds: at most sample elements from each end
+// of a sequence, and about as many of others.
+func partsOf(v starlark.Value, sample int) []starlark.Value {
+	var parts []starlark.Value
 	switch v := v.(type) {
-	case starlark.Tuple:
-		return v
-	case *starlark.List:
-		parts := make([]starlark.Value, 0, v.Len())
-		for i := range v.Len() {
+	case starlark.Indexable: // list, tuple
+		size := v.Len()
+		for i := 0; i < size; i++ {
+			if i == sample && size-sample > i {
+				i = size - sample
+			}
 			parts = append(parts, v.Index(i))
 		}
-		return parts
 	case *starlark.Dict:
-		parts := make([]starlark.Value, 0, v.Len())
 		for key, val := range v.Entries() {
-			if _, ok := key.(starlark.Tuple); ok {
-				parts = append(parts, key)
+			if parts = append(parts, key, val); len(parts) >= 4*sample {
+				break
 			}
-			parts = append(parts, val)
 		}
-		return parts
 	case *starlark.Set:
-		var parts []starlark.Value
 		for elem := range v.Elements() {
-			parts = append(parts, elem)
+			if parts = append(parts, elem); len(parts) >= sample {
+				break
+			}
 		}
-		return parts
 	case *starlarkstruct.Struct:
-		var parts []starlark.Value
 		for _, name := range v.AttrNames() {
 			if attr, err := v.Attr(name); err == nil {
 				parts = append(parts, attr)
 			}
 		}
-		return parts
+	case *starlark.Function:
+		for i := range v.NumFreeVars() {
+			if _, free := v.FreeVar(i); free != nil {
+				parts = append(parts, free)
+			}
+		}
 	}
-	return nil
+	return parts
 }

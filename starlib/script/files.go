@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/bmatcuk/doublestar/v4"
 )
@@ -23,8 +24,11 @@ const maxHostRead = 64 << 20
 // further ones to read, one to write. No path leads out of them, neither by ..
 // nor by symbolic links. Its methods are safe to call at once.
 type Files struct {
-	places []place  // the workflow's directory comes first
-	out    *os.Root // nil: nothing may be written
+	places []place // the workflow's directory comes first
+
+	outDir string // empty: nothing may be written
+	mu     sync.Mutex
+	out    *os.Root // opened when it is first needed
 }
 
 // place is a directory that may be read.
@@ -35,9 +39,10 @@ type place struct {
 }
 
 // OpenFiles opens the directories. Either fsys or dir is the workflow's; extra
-// are others to read and out, if not empty, the one to write, which is made.
+// are others to read and out, if not empty, the one to write, which is made when
+// something is written.
 func OpenFiles(fsys fs.FS, dir string, extra []string, out string) (*Files, error) {
-	f := &Files{}
+	f := &Files{outDir: out}
 	if fsys != nil {
 		f.places = append(f.places, place{fsys: fsys})
 	} else {
@@ -53,15 +58,6 @@ func OpenFiles(fsys fs.FS, dir string, extra []string, out string) (*Files, erro
 			return nil, errors.Join(err, f.Close())
 		}
 		f.places = append(f.places, place{abs, root.FS(), root})
-	}
-	if out != "" {
-		err := os.MkdirAll(out, 0o777)
-		if err == nil {
-			f.out, err = os.OpenRoot(out)
-		}
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
 	}
 	return f, nil
 }
@@ -193,20 +189,39 @@ type Target struct {
 
 // Create returns the place that name stands for. Nothing is made yet.
 func (f *Files) Create(name string) (Target, error) {
-	if f.out == nil {
-		return Target{}, &Failure{Msg: "the workflow may not write to the host", Hint: "--out DIR gives it a directory to write to"}
+	root, err := f.output()
+	if err != nil {
+		return Target{}, err
 	}
 	if filepath.IsAbs(name) {
-		rel, err := filepath.Rel(f.out.Name(), name)
-		if err != nil {
+		if name, err = filepath.Rel(root.Name(), name); err != nil {
 			return Target{}, err
 		}
-		name = rel
 	}
 	if name == "" || !filepath.IsLocal(name) {
-		return Target{}, &Failure{Msg: fmt.Sprintf("%q is outside the output directory %s", name, f.out.Name())}
+		return Target{}, &Failure{Msg: fmt.Sprintf("%q is outside the output directory %s", name, f.outDir)}
 	}
-	return Target{f.out, filepath.Clean(name)}, nil
+	return Target{root, filepath.Clean(name)}, nil
+}
+
+// output opens the directory that scripts may write to, making it.
+func (f *Files) output() (*os.Root, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.out != nil {
+		return f.out, nil
+	}
+	if f.outDir == "" {
+		return nil, &Failure{Msg: "the workflow may not write to the host", Hint: "--out DIR gives it a directory to write to"}
+	}
+	dir, err := filepath.Abs(f.outDir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o777)
+	}
+	if err == nil {
+		f.out, err = os.OpenRoot(dir)
+	}
+	return f.out, err
 }
 
 // Write writes a file, making its parents.

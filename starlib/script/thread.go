@@ -31,6 +31,7 @@ type Thread struct {
 	starlark *starlark.Thread
 	depth    int    // threads above this one
 	granted  uint64 // steps that the thread may take before it draws again
+	draws    int
 }
 
 // From returns the state of a thread that belongs to a run. It panics for

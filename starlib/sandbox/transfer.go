@@ -1,0 +1,99 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path"
+
+	"go.starlark.net/starlark"
+
+	"github.com/capybara-hq/capyrun/event"
+	"github.com/capybara-hq/capyrun/provider"
+	"github.com/capybara-hq/capyrun/starlib/script"
+)
+
+// sb.upload(host_path, path) copies a file or directory of the host into the
+// sandbox, to path; /workspace by default for a directory, the file's name for a
+// file. The host's file must lie in the workflow's directory or one that
+// --allow-read names.
+func upload(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
+	var from, to string
+	if err := script.Unpack(args, kwargs, "host_path", &from, "path??", &to); err != nil {
+		return nil, err
+	}
+	src, mode, err := t.Files.Open(from)
+	if err != nil {
+		return nil, err
+	}
+	return starlark.None, s.span(t, event.KindFile, "upload "+from, func(ctx context.Context) error {
+		if src.File != nil {
+			defer src.File.Close()
+			return s.sb.WriteFile(ctx, orBase(to, from), src.File, provider.WriteOptions{Mode: mode})
+		}
+		if to == "" {
+			to = provider.Workspace
+		}
+		return pipe(
+			func(w io.Writer) error { return src.Tar(ctx, w) },
+			func(r io.Reader) error { return s.sb.Upload(ctx, to, r) },
+		)
+	})
+}
+
+// sb.download(path, host_path) copies a file or directory of the sandbox to the
+// host, below the directory that --out names; by default under its own name.
+func download(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
+	var from, to string
+	if err := script.Unpack(args, kwargs, "path", &from, "host_path??", &to); err != nil {
+		return nil, err
+	}
+	dst, err := t.Files.Create(orBase(to, from))
+	if err != nil {
+		return nil, err
+	}
+	return starlark.None, s.span(t, event.KindFile, "download "+from, func(ctx context.Context) error {
+		info, err := s.sb.Stat(ctx, from)
+		if err != nil {
+			return err
+		}
+		if info.Kind == provider.KindDirectory {
+			return pipe(
+				func(w io.Writer) error { return s.sb.Download(ctx, from, w) },
+				func(r io.Reader) error { return dst.Untar(ctx, r) },
+			)
+		}
+		file, err := s.sb.OpenFile(ctx, from, provider.ReadOptions{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(dst.Write(file, info.Mode), file.Close())
+	})
+}
+
+func orBase(name, other string) string {
+	if name != "" {
+		return name
+	}
+	return path.Base(other)
+}
+
+// pipe runs a writer and a reader at once and returns when both have ended. The
+// failure of one ends the other, and is the error.
+func pipe(write func(io.Writer) error, read func(io.Reader) error) error {
+	pr, pw := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := write(pw)
+		pw.CloseWithError(err) // nil ends the stream
+		done <- err
+	}()
+	err := read(pr)
+	pr.CloseWithError(errReaderGone)
+	if werr := <-done; werr != nil && !errors.Is(werr, errReaderGone) {
+		return werr
+	}
+	return err
+}
+
+var errReaderGone = errors.New("the other end has stopped reading")
