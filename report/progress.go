@@ -148,8 +148,12 @@ func (p *Progress) shows(e event.Event) bool {
 	return p.mode == Plain && (e.Error != "" || e.Duration >= time.Second)
 }
 
-// note adds how a command ended, where that is not simply well.
+// note adds how a command ended, where that is not simply well, and the name of
+// what was created.
 func note(attrs map[string]any) string {
+	if name, _ := attrs["sandbox"].(string); name != "" {
+		return " (" + line(name) + ")"
+	}
 	if timedOut, _ := attrs["timed_out"].(bool); timedOut {
 		return " (timed out)"
 	}

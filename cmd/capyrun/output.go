@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -32,7 +33,12 @@ func (o *output) failure() error {
 	if o.err == nil || o.closed() {
 		return nil
 	}
-	return &writeError{"stdout", o.err}
+	err := o.err
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		err = path.Err // the path is only "/dev/stdout"
+	}
+	return &writeError{"stdout", err}
 }
 
 // writeError is something that the user asked for and that could not be written.

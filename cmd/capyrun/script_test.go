@@ -96,6 +96,11 @@ func empty(t *testing.T, label string) {
 			return
 		}
 	}
+	for _, resource := range left {
+		if name, ok := strings.CutPrefix(resource, "container "); ok {
+			exec.Command(testenv.Binary(t), "rm", name).Run()
+		}
+	}
 	t.Fatalf("left on the engine: %v", left)
 }
 
