@@ -106,12 +106,16 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 
 // Destroy implements [provider.Sandbox].
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	s.close()
 	err := s.p.destroy(ctx, s.name, s.instance)
-	if errors.Is(err, provider.ErrGone) {
-		return nil
+	if err != nil && !errors.Is(err, provider.ErrGone) {
+		return err
 	}
-	return err
+	// The session is not closed: it has broken with the container, and an
+	// operation that tries to make it anew learns that the sandbox is gone.
+	s.p.mu.Lock()
+	delete(s.p.sessions, s)
+	s.p.mu.Unlock()
+	return nil
 }
 
 // startAttached starts the new container with the session attached to its
@@ -133,7 +137,10 @@ func (s *Sandbox) startAttached(ctx context.Context) error {
 	}
 	if err := s.Adopt(ctx, s.remember(st, "")); err != nil {
 		st.Close()
-		return s.fail(ctx, "start", s.explainStart(ctx, st, err))
+		if canceled(ctx) == nil {
+			err = &provider.Error{Op: "start", Sandbox: s.name, Kind: provider.ErrSessionLost, Err: s.explain(ctx, err)}
+		}
+		return s.fail(ctx, "start", err)
 	}
 	return nil
 }
@@ -268,14 +275,6 @@ func (s *Sandbox) explain(ctx context.Context, cause error) error {
 			return withStderr(cause, st)
 		}
 	}
-}
-
-// explainStart says why a container that has been started did not greet.
-func (s *Sandbox) explainStart(ctx context.Context, st *stream, err error) error {
-	if canceled(ctx) != nil {
-		return err
-	}
-	return withStderr(s.explain(ctx, err), st)
 }
 
 // withStderr adds what the agent printed before it ended.

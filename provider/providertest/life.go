@@ -301,7 +301,7 @@ func testFind(t *testing.T, h Harness) {
 		wantString(t, "the sandbox", run(t, sb, "echo alive"), "alive\n")
 	})
 	t.Run("time to live", func(t *testing.T) {
-		short := create(t, p, provider.Spec{Image: h.Image, TTL: time.Second})
+		short := create(t, p, provider.Spec{Image: h.Image, TTL: 3 * time.Second})
 		wait(t, "its end", func() bool {
 			info, err := short.Info(ctx)
 			return errors.Is(err, provider.ErrGone) || err == nil && info.State == provider.StateDead

@@ -120,7 +120,7 @@ func alive(t testing.TB, sb provider.Sandbox, text string) int {
 	// The mark is put together in the shell, so that the counting shell itself
 	// does not carry it.
 	half := len(text) / 2
-	line := fmt.Sprintf(`a=%s; b=%s; n=0
+	line := fmt.Sprintf(`a='%s'; b='%s'; n=0
 for p in /proc/[0-9]*; do
   case "$(cat $p/cmdline 2>/dev/null | tr '\0' ' ')" in *"$a$b"*) [ "$(cut -d' ' -f3 $p/stat)" = Z ] || n=$((n+1));; esac
 done 2>/dev/null
