@@ -205,9 +205,9 @@ type operation struct {
 	pumped chan struct{} // closed when the input has been sent; nil: none is
 	// busy is set while the caller's code runs: it is not the agent then that
 	// takes its time.
-	busy     atomic.Bool
-	canceled atomic.Bool
-	done     atomic.Bool
+	busy atomic.Bool
+	done atomic.Bool
+	last bool // the agent closes the stream after this operation
 }
 
 // begin sends a request. Where it fails with [errUnsent] nothing has happened.
@@ -246,9 +246,8 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 		o.watch.Stop()
 	}
 	o.stop = context.AfterFunc(o.ctx, func() {
-		o.canceled.Store(true)
 		o.watch.Reset(patience)
-		c.cancelCall(req.Call)
+		o.stopCall()
 	})
 	return o, nil
 }
@@ -314,27 +313,43 @@ func (o *operation) overdue(unanswered func(*client)) {
 	o.c.fail(errUnanswered)
 }
 
-// cancelCall asks the agent to stop an operation.
-func (c *client) cancelCall(number uint64) {
+// stopCall asks the agent to stop the operation until that is done. Streams
+// race with one another, so the agent may not have seen the operation yet.
+func (o *operation) stopCall() {
+	for pause := time.Millisecond; !o.done.Load(); pause = min(2*pause, 100*time.Millisecond) {
+		if o.c.cancelCall(o.number) {
+			return
+		}
+		select {
+		case <-o.c.dead:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// cancelCall asks the agent to stop an operation and reports whether the agent
+// knows it.
+func (c *client) cancelCall(number uint64) bool {
 	s, err := c.open(context.Background())
 	if err != nil {
-		return
+		return false
 	}
+	clean := false
+	defer func() { c.release(s, clean) }()
 	s.out.JSON(wire.TypeRequest, &wire.Request{Op: wire.OpCancel, Target: number})
 	if s.out.Flush() != nil {
-		c.release(s, false)
-		return
+		return false
 	}
 	for {
 		t, _, err := s.in.Next()
 		if err != nil {
-			c.release(s, false)
-			return
+			return false
 		}
 		if t == wire.TypeFinal {
-			_, err := s.in.Payload()
-			c.release(s, err == nil)
-			return
+			var r wire.Response
+			clean = s.in.JSON(&r) == nil && !r.Last
+			return r.Count > 0
 		}
 	}
 }
@@ -357,13 +372,16 @@ func (o *operation) final() (*wire.Response, error) {
 	if err := o.s.in.JSON(&r); err != nil {
 		return nil, o.lost(err)
 	}
+	o.last = r.Last
 	return &r, nil
 }
 
 // end gives the stream back; clean says that the final frame was read.
 func (o *operation) end(clean bool) {
 	o.done.Store(true)
-	o.stop()
+	if !o.stop() || o.last {
+		clean = false // a cancellation may be under way, or the agent said so
+	}
 	o.watch.Stop()
 	if o.pumped != nil {
 		select {
@@ -372,7 +390,7 @@ func (o *operation) end(clean bool) {
 			clean = false // the rest of the input would be taken for a request
 		}
 	}
-	o.c.release(o.s, clean && !o.canceled.Load())
+	o.c.release(o.s, clean)
 	o.cancel(nil)
 }
 

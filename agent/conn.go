@@ -93,6 +93,9 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	n, err := c.o.s.in.Read(p[:min(len(p), c.left)])
 	c.left -= n
+	if c.closed.Load() {
+		return 0, net.ErrClosed
+	}
 	if err != nil && n == 0 {
 		return 0, c.failed(err)
 	}
@@ -153,10 +156,10 @@ const lingerBound = 5 * time.Second
 
 func (c *conn) Close() error {
 	c.closeOnce.Do(func() {
-		c.o.s.SetWriteDeadline(time.Now().Add(lingerBound))
-		c.CloseWrite()
 		c.closed.Store(true)
 		c.o.s.SetReadDeadline(time.Unix(1, 0)) // ends a Read that waits
+		c.o.s.SetWriteDeadline(time.Now().Add(lingerBound))
+		c.CloseWrite()
 		c.o.c.release(c.o.s, false)
 		time.AfterFunc(lingerBound, func() { c.o.c.cancelCall(c.o.number) })
 	})

@@ -17,6 +17,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(pid1Role) != "" {
+		becomePID1()
+	}
 	agent.Main() // this binary, run again, is the agent
 	goleak.VerifyTestMain(m)
 }

@@ -69,22 +69,15 @@ func (c *call) exec(ctx context.Context) *wire.Response {
 	defer out.close()
 	if c.req.Input {
 		input := c.input(ctx)
-		copied := make(chan struct{})
+		c.reading = make(chan struct{})
 		go func() {
-			defer close(copied)
+			defer close(c.reading)
 			// A command need not read its input: EPIPE is no failure. An input that
 			// breaks off is the client's to report, by cancelling.
 			io.Copy(p.stdin, input)
 			p.stdin.Close()
 		}()
-		defer func() {
-			p.stdin.Close()
-			select {
-			case <-copied:
-			default:
-				c.inUse = true // until the client closes the stream
-			}
-		}()
+		defer p.stdin.Close() // ends a write that nobody reads
 	}
 
 	var deadline <-chan time.Time

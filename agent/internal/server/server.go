@@ -110,6 +110,10 @@ func (ss *session) serve(st *yamux.Stream) {
 		if !c.run() {
 			return
 		}
+		if c.reading != nil {
+			<-c.reading
+			c.reading = nil
+		}
 		c.out.Shrink()
 		st.Shrink()
 	}
@@ -123,10 +127,17 @@ type call struct {
 	out     *wire.Writer
 	req     wire.Request
 	ended   bool // the end frame of the input was read
-	inUse   bool // something goes on reading the stream: it can carry nothing else
+	// reading is closed when the input is no longer read from the stream; nil:
+	// it is not.
+	reading chan struct{}
+	// unwatch ends what [call.input] has set on the operation's end; nil: nothing.
+	unwatch func() bool
 }
 
-// run performs the operation and reports whether the stream can carry another.
+// run performs the operation and reports whether the stream goes on. What is
+// left of the operation's input is skipped before the next request; a client
+// that has not sent it all closes the stream. The server never closes one in
+// good order, since the client may be about to use it again.
 func (c *call) run() bool {
 	ss := c.session
 	ctx, cancel := context.WithCancelCause(ss.ctx)
@@ -141,15 +152,18 @@ func (c *call) run() bool {
 			ss.mu.Unlock()
 		}()
 	}
-	c.ended = !c.req.Input
+	c.ended, c.unwatch = !c.req.Input, nil
 	resp := c.do(ctx)
+	if c.unwatch != nil {
+		c.unwatch()
+	}
 	if resp == nil {
 		return false // it has taken the stream over
 	}
 	if !c.out.JSON(wire.TypeFinal, resp) {
 		c.out.JSON(wire.TypeFinal, failure(errors.New("the answer is too long")))
 	}
-	return c.out.Flush() == nil && !c.inUse && c.ended && ctx.Err() == nil
+	return c.out.Flush() == nil
 }
 
 func (c *call) do(ctx context.Context) *wire.Response {
@@ -162,10 +176,11 @@ func (c *call) do(ctx context.Context) *wire.Response {
 		ss.mu.Lock()
 		cancel := ss.calls[req.Target]
 		ss.mu.Unlock()
-		if cancel != nil {
-			cancel(errCanceled)
+		if cancel == nil {
+			return &wire.Response{} // it has ended, or has not begun
 		}
-		return &wire.Response{}
+		cancel(errCanceled)
+		return &wire.Response{Count: 1}
 	case wire.OpWrite:
 		return reply(s.files.write(ctx, req, c.input(ctx)))
 	case wire.OpMkdir:
@@ -237,7 +252,7 @@ func (c *call) input(ctx context.Context) io.Reader {
 		return eofReader{}
 	}
 	// The deadline also ends a read that waits for a client that sends nothing.
-	context.AfterFunc(ctx, func() { c.stream.SetReadDeadline(past) })
+	c.unwatch = context.AfterFunc(ctx, func() { c.stream.SetReadDeadline(past) })
 	return &input{call: c, ctx: ctx}
 }
 

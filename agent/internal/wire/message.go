@@ -12,7 +12,7 @@ type Op string
 
 const (
 	OpPing     Op = "ping"
-	OpCancel   Op = "cancel"  // Target: stop the operation of that number
+	OpCancel   Op = "cancel"  // Target: stop the operation of that number; Count 1 if it goes on
 	OpExec     Op = "exec"    // Command; output frames; Result
 	OpStart    Op = "start"   // Command; Process
 	OpFind     Op = "find"    // ID; Process
@@ -88,6 +88,9 @@ type Response struct {
 	Size      int64           `json:"size,omitempty"`
 	Truncated bool            `json:"truncated,omitempty"`
 	Stats     *provider.Stats `json:"stats,omitempty"`
+	// Last says that the stream carries no other operation: the server has left
+	// a part of the input unread, and is about to close it.
+	Last bool `json:"last,omitempty"`
 }
 
 // Result is a [provider.Result] without the output, which travels before it.
