@@ -39,12 +39,29 @@ func hintForSyntax(msg string, at Frame) string {
 	if strings.Contains(msg, "does not associate with") {
 		return "comparisons cannot be chained: write a < b and b < c"
 	}
+	line := withoutComment(at.Source)
 	for _, h := range syntaxHints {
-		if h.pattern.MatchString(at.Source) {
+		if h.pattern.MatchString(line) {
 			return h.text
 		}
 	}
 	return ""
+}
+
+// withoutComment cuts a comment off a line.
+func withoutComment(line string) string {
+	var quote rune
+	for i, r := range line {
+		switch {
+		case quote == 0 && r == '#':
+			return strings.TrimRight(line[:i], " \t")
+		case quote == 0 && (r == '"' || r == '\''):
+			quote = r
+		case r == quote:
+			quote = 0
+		}
+	}
+	return line
 }
 
 // nameHints are for names that other dialects and Python have.

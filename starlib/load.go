@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"path/filepath"
 	"slices"
@@ -113,9 +114,10 @@ func (l *loader) exec(th *starlark.Thread, file string) (starlark.StringDict, er
 	if err != nil {
 		return nil, err
 	}
-	m.globals, err = prog.Init(th, l.predeclared)
-	m.globals.Freeze()
+	if m.globals, err = prog.Init(th, l.predeclared); err != nil {
+		return nil, err
+	}
 	l.chain = l.chain[:len(l.chain)-1]
 	m.loaded = true
-	return m.globals, err
+	return m.globals, script.Freeze(slices.Collect(maps.Values(m.globals))...)
 }

@@ -41,11 +41,18 @@ func plainValue(v starlark.Value, depth int, left *int) any {
 	case starlark.Bytes:
 		return []byte(v)
 	case starlark.IterableMapping:
-		m := map[any]any{}
+		byString, byAny := map[string]any{}, map[any]any{}
 		for _, item := range v.Items() {
-			m[plainKey(item[0])] = plainValue(item[1], depth-1, left)
+			val := plainValue(item[1], depth-1, left)
+			if key, ok := starlark.AsString(item[0]); ok {
+				byString[key] = val
+			}
+			byAny[plainKey(item[0])] = val
 		}
-		return m
+		if len(byString) == len(byAny) {
+			return byString // easier to read in a diff
+		}
+		return byAny
 	case *starlark.Set:
 		m := map[any]struct{}{}
 		for elem := range v.Elements() {

@@ -69,8 +69,12 @@ func run(t *script.Thread, branches []branch, limit int) (starlark.Value, error)
 	if limit == 0 {
 		limit = defaultLimit
 	}
+	shared := make([]starlark.Value, 0, 2*len(branches))
 	for _, b := range branches {
-		t.Freeze(b.fn, b.args)
+		shared = append(shared, b.fn, b.args)
+	}
+	if err := t.Freeze(shared...); err != nil {
+		return nil, err
 	}
 	// The cause of the context is the first failure, whichever branch has it.
 	ctx, cancel := context.WithCancelCause(t.Ctx)

@@ -183,7 +183,7 @@ func (p *Process) Attr(name string) (starlark.Value, error) {
 		}
 		return starlark.String(out.Stderr), nil
 	}
-	return nil, script.NoAttr("process", name)
+	return nil, script.NoAttr("process", name, p.AttrNames())
 }
 
 // process.wait(timeout) returns the result when the process has ended, as that

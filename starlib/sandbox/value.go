@@ -104,7 +104,7 @@ func (s *Sandbox) Attr(name string) (starlark.Value, error) {
 		}
 		return starlark.String(info.State), nil
 	}
-	return nil, script.NoAttr("sandbox", name)
+	return nil, script.NoAttr("sandbox", name, s.AttrNames())
 }
 
 // span runs one operation on the sandbox as a span of the run's events.

@@ -19,6 +19,7 @@ const maxLive = 10_000
 // shares its parts can be tiny in memory and astronomical in writing, and the
 // writing could not be cancelled. Cycles do not count.
 func Measure(v starlark.Value, depth int, limit int64) error {
+	limit = min(limit, 1<<60) // sums of two must not overflow
 	type size struct {
 		height int
 		bytes  int64
@@ -205,6 +206,11 @@ func partsOf(v starlark.Value, sample int) []starlark.Value {
 		for i := range v.NumFreeVars() {
 			if _, free := v.FreeVar(i); free != nil {
 				parts = append(parts, free)
+			}
+		}
+		for i := range v.NumParams() {
+			if def := v.ParamDefault(i); def != nil {
+				parts = append(parts, def)
 			}
 		}
 	}

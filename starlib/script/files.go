@@ -93,13 +93,16 @@ func (f *Files) find(name string) (place, string, error) {
 		if first.dir == "" {
 			return place{}, "", outside(name)
 		}
-		name = filepath.Join(first.dir, name)
+	}
+	abs := name
+	if !filepath.IsAbs(name) {
+		abs = filepath.Join(first.dir, name)
 	}
 	for _, p := range f.places {
 		if p.dir == "" {
 			continue
 		}
-		if rel, err := filepath.Rel(p.dir, name); err == nil && filepath.IsLocal(rel) {
+		if rel, err := filepath.Rel(p.dir, abs); err == nil && filepath.IsLocal(rel) {
 			return p, filepath.ToSlash(rel), nil
 		}
 	}

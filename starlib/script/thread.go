@@ -118,15 +118,15 @@ func (t *Thread) Under(ctx context.Context, fn func() (starlark.Value, error)) (
 // could share with this one: the values given, and the globals of modules that
 // are still being initialised, which [starlark.Function.Freeze] leaves out.
 // Without it two threads could change one list at once.
-func (t *Thread) Freeze(values ...starlark.Value) {
-	for _, v := range values {
-		v.Freeze()
-	}
+func (t *Thread) Freeze(values ...starlark.Value) error {
 	for i := range t.starlark.CallStackDepth() {
 		if fn, ok := t.starlark.DebugFrame(i).Callable().(*starlark.Function); ok {
-			fn.Globals().Freeze()
+			for _, v := range fn.Globals() {
+				values = append(values, v)
+			}
 		}
 	}
+	return Freeze(values...)
 }
 
 // Sleep waits, or returns the cause of ctx once that is done.

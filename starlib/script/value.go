@@ -26,13 +26,15 @@ func (m *Module) Attr(name string) (starlark.Value, error) {
 	if v, ok := m.Members[name]; ok {
 		return v, nil
 	}
-	return nil, NoAttr(m.Name, name)
+	return nil, NoAttr(m.Name, name, m.AttrNames())
 }
 
-// NoAttr is the error for an attribute that does not exist. The interpreter
-// adds the nearest name that does.
-func NoAttr(what, name string) error {
-	return starlark.NoSuchAttrError(what + " has no ." + name)
+// NoAttr is the error for an attribute that is not among the names.
+func NoAttr(what, name string, names []string) error {
+	if near := Nearest(name, names); near != "" {
+		return fmt.Errorf("%s has no .%s (did you mean .%s?)", what, name, near)
+	}
+	return fmt.Errorf("%s has no .%s", what, name)
 }
 
 // Function is how a builtin is written: [Unpack] the arguments, make one call,
@@ -102,7 +104,7 @@ func (r *Record) Attr(name string) (starlark.Value, error) {
 	if v, ok := r.fields[name]; ok {
 		return v, nil
 	}
-	return nil, NoAttr(r.kind, name)
+	return nil, NoAttr(r.kind, name, r.names)
 }
 
 // MarshalJSON is what json.encode calls.
