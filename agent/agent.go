@@ -11,6 +11,8 @@ package agent
 import (
 	"strconv"
 	"time"
+
+	"github.com/capybara-hq/capyrun/agent/internal/wire"
 )
 
 // Mount is where a provider mounts the agent, read-only, in a sandbox.
@@ -18,6 +20,10 @@ const Mount = "/opt/capyrun"
 
 // Path is the agent's binary in a sandbox.
 const Path = Mount + "/capyrun"
+
+// MarkVariable is in the environment of everything that runs in a sandbox. Its
+// value names the command that a process belongs to.
+const MarkVariable = wire.MarkVariable
 
 // Exit codes of the first process.
 const (

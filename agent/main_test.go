@@ -108,11 +108,16 @@ func (p *pair) Close() error {
 
 // connect opens a stream by "agent connect".
 func (b *sandbox) connect(context.Context) (io.ReadWriteCloser, error) {
+	return b.command("agent", "connect", "--socket", b.socket, "--first-pid", fmt.Sprint(b.cmd.Process.Pid))
+}
+
+// command is the stream over a process of this binary.
+func (b *sandbox) command(args ...string) (io.ReadWriteCloser, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, "agent", "connect", "--socket", b.socket, "--first-pid", fmt.Sprint(b.cmd.Process.Pid))
+	cmd := exec.Command(self, args...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

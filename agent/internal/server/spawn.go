@@ -24,7 +24,7 @@ const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // markName is the environment variable that says which command a process
 // belongs to, however it was detached.
-const markName = "CAPYRUN_EXEC"
+const markName = wire.MarkVariable
 
 // program is a command that is ready to be started.
 type program struct {

@@ -7,6 +7,10 @@ import (
 	"github.com/capybara-hq/capyrun/provider"
 )
 
+// MarkVariable is the environment variable that marks the processes of a
+// command.
+const MarkVariable = "CAPYRUN_EXEC"
+
 // Op names an operation.
 type Op string
 
