@@ -20,7 +20,7 @@ const heapInterval = 10 * time.Millisecond
 // allocate a gigabyte.
 func watchHeap(limit int64, stop func(error)) (end func()) {
 	quit, ended := make(chan struct{}), make(chan struct{})
-	base := heapSize()
+	base := liveHeap()
 	go func() {
 		defer close(ended)
 		tick := time.NewTicker(heapInterval)
@@ -31,12 +31,12 @@ func watchHeap(limit int64, stop func(error)) (end func()) {
 				return
 			case <-tick.C:
 			}
-			if heapSize()-base <= limit {
+			if readMetric(heapObjects)-base <= limit {
 				continue
 			}
 			// Part of it may be garbage, which only a collection tells.
 			runtime.GC()
-			if heapSize()-base > limit {
+			if readMetric(heapObjects)-base > limit {
 				stop(script.Limit(fmt.Sprintf("the script holds more than %d bytes of memory", limit)))
 				return
 			}
@@ -48,9 +48,22 @@ func watchHeap(limit int64, stop func(error)) (end func()) {
 	}
 }
 
-// heapSize returns the bytes of objects on the heap, garbage included.
-func heapSize() int64 {
-	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+const (
+	heapObjects  = "/memory/classes/heap/objects:bytes" // garbage included
+	heapSurvived = "/gc/heap/live:bytes"                // of the last collection
+)
+
+// liveHeap estimates what is on the heap without garbage. A collection would
+// tell, but takes long where the heap is large.
+func liveHeap() int64 {
+	if n := readMetric(heapSurvived); n > 0 {
+		return n
+	}
+	return readMetric(heapObjects) // there was no collection yet
+}
+
+func readMetric(name string) int64 {
+	sample := []metrics.Sample{{Name: name}}
 	metrics.Read(sample)
 	return int64(sample[0].Value.Uint64())
 }

@@ -1,0 +1,6 @@
+//go:build !race
+
+package starlib_test
+
+// raceEnabled says that times are not those of the program itself.
+const raceEnabled = false
