@@ -14,6 +14,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/urfave/cli/v2"
 
+	"github.com/capybara-hq/capyrun/agent"
 	"github.com/capybara-hq/capyrun/docker"
 )
 
@@ -153,7 +154,7 @@ func ownEnv(environ []string) (map[string]string, error) {
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
 		short, ours := strings.CutPrefix(name, envPrefix)
-		if !ours {
+		if !ours || name == agent.MarkVariable { // the latter inside a sandbox
 			continue
 		}
 		if !slices.Contains(known, name) {

@@ -50,12 +50,12 @@ func openTerminal(t *testing.T) (ours, theirs *os.File) {
 func TestTerminal(t *testing.T) {
 	testenv.Image(t, testenv.Busybox)
 	bin := testenv.Binary(t)
-	const attack = `\033]0;owned\007\033[2J\033[31mred\r`
+	const attack = `\033]0;owned\007\033[2J\033[31mred\n`
 	file := filepath.Join(t.TempDir(), "flow.star")
 	source := `
 def main():
     sb = sandbox.create(memory = "64M")
-    flow.step("attack", lambda: sb.exec("printf '` + attack + `'; sleep 1; printf 'last line'; sleep 1"))
+    flow.step("attack", lambda: sb.exec("printf '` + attack + `'; sleep 1; echo last line; sleep 1"))
     print("printed " + sb.exec("printf '` + attack + `'").stdout)
     sb.exec("printf '` + attack + `'; exit 1")
 `
