@@ -3,7 +3,9 @@ package docker_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -12,7 +14,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/image"
 
 	"github.com/capybara-hq/capyrun/docker"
 	"github.com/capybara-hq/capyrun/internal/testenv"
@@ -76,8 +77,8 @@ func TestImageSettingsDoNotCount(t *testing.T) {
 	const name = "capyrun-test-peculiar:latest"
 	importImage(t, api, name, busyboxLayer(t),
 		`ENTRYPOINT ["/bin/false"]`, `CMD ["nothing"]`, `USER 4711`, `VOLUME /data /workspace`, `WORKDIR /nowhere`,
-		`ENV MINE=image HOME=/image`, `HEALTHCHECK CMD /bin/false`, `STOPSIGNAL SIGKILL`)
-	t.Cleanup(func() { api.ImageRemove(t.Context(), name, image.RemoveOptions{Force: true}) })
+		`ENV MINE=image HOME=/image`, `HEALTHCHECK CMD /bin/false`)
+	t.Cleanup(func() { removeImageByName(t, api, name) })
 	before := anonymousVolumes(t)
 	sb := create(t, newProvider(t, docker.Config{}), provider.Spec{Image: name})
 	if got, want := run(t, sb, "id -u; pwd; echo $HOME $MINE"), "1000\n/workspace\n/workspace image\n"; got != want {
@@ -149,8 +150,12 @@ func TestImagePlatform(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	out, err := io.ReadAll(resp.Body)
 	resp.Body.Close()
-	t.Cleanup(func() { api.ImageRemove(t.Context(), name, image.RemoveOptions{Force: true}) })
+	if err != nil || strings.Contains(string(out), "error") {
+		t.Fatalf("load: %s, %v", out, err)
+	}
+	t.Cleanup(func() { removeImageByName(t, api, name) })
 	_, err = newProvider(t, docker.Config{}).Create(t.Context(), provider.Spec{Image: name})
 	if !errors.Is(err, provider.ErrImagePlatform) || !strings.Contains(err.Error(), "s390x") {
 		t.Errorf("got %v", err)
@@ -183,8 +188,10 @@ func TestOpenEgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		sb.Destroy(t.Context())
-		if err := api.NetworkRemove(t.Context(), "capyrun-test-net-open"); err != nil {
+		if err := sb.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := api.NetworkRemove(context.Background(), "capyrun-test-net-open"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -200,7 +207,7 @@ func TestOpenEgress(t *testing.T) {
 
 	// Two open sandboxes do not reach each other.
 	other := create(t, p, provider.Spec{Egress: provider.EgressOpen})
-	if _, err := other.Start(t.Context(), provider.Command{Shell: "nc -lk -p 8080 -e echo reached"}); err != nil {
+	if _, err := other.Start(t.Context(), provider.Command{Shell: "nc -ll -p 8080 -e echo reached"}); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := dialUntil(t, other, "localhost:8080")

@@ -92,23 +92,11 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 	g.Go(func() error { return p.ensureImage(gctx, name, pl.spec.Image) })
 	g.Go(func() (err error) { store, err = p.ensureAgent(gctx, verifyAgent); return err })
 	g.Go(func() (err error) { pl.network, err = p.joinNetwork(gctx, pl.spec); return err })
+	g.Go(func() error { return p.createVolumes(ctx, pl, undo) })
 	if err := g.Wait(); err != nil {
 		return nil, p.fail(ctx, "create", name, err)
 	}
 	p.warnDisk(ctx, pl)
-
-	// The volumes' names are taken first: the engine would mount a stranger's
-	// volume of that name without a word.
-	g = new(errgroup.Group)
-	for _, o := range []volume.CreateOptions{
-		p.workspaceOptions(pl),
-		{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)},
-	} {
-		g.Go(func() error { return p.createVolume(ctx, pl, o, undo) })
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
 
 	var id, helper string
 	g = new(errgroup.Group)
@@ -132,6 +120,23 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 		p.removeHelper(ctx, helper)
 	}
 	return sb, nil
+}
+
+// createVolumes takes the sandbox's name, so to speak: the engine would mount a
+// stranger's volume of that name without a word, so both are created before
+// anything that mounts them. Of several creates of one name, the one that gets
+// the first volume wins; they must not be asked for at once, or each could get
+// one.
+func (p *Provider) createVolumes(ctx context.Context, pl *plan, undo *undo) error {
+	for _, o := range []volume.CreateOptions{
+		p.workspaceOptions(pl),
+		{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)},
+	} {
+		if err := p.createVolume(ctx, pl, o, undo); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // createVolume creates a volume, or fails where one of that name exists.

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -12,7 +13,8 @@ import (
 
 // holdTimeout is how long a removal is tried again while the engine still
 // holds the resource: it lets go of a container's volumes and networks a
-// moment after the container.
+// moment after the container. After a tenth of that it is asked anew who holds
+// it.
 const holdTimeout = 5 * time.Second
 
 // Destroy implements [provider.Provider].
@@ -30,7 +32,7 @@ func (p *Provider) destroy(ctx context.Context, name, instance string) error {
 	if instance != "" {
 		labels = append(labels, provider.LabelInstance+"="+instance)
 	}
-	found, err := p.parts(ctx, labels...)
+	found, err := p.removeAll(ctx, labels...)
 	if err != nil {
 		return p.fail(ctx, "destroy", name, err)
 	}
@@ -41,7 +43,28 @@ func (p *Provider) destroy(ctx context.Context, name, instance string) error {
 		}
 		return &provider.Error{Op: "destroy", Sandbox: name, Kind: provider.ErrGone}
 	}
-	return p.fail(ctx, "destroy", name, p.removeParts(ctx, found))
+	return nil
+}
+
+// removeAll removes everything of ours that has the labels and returns what
+// that was. A container that somebody was still creating may come to hold a
+// volume that was free a moment ago, so what is held is looked for again.
+func (p *Provider) removeAll(ctx context.Context, labels ...string) (removed []part, err error) {
+	for end := time.Now().Add(holdTimeout); ; {
+		found, err := p.parts(ctx, labels...)
+		if err != nil {
+			return removed, err
+		}
+		for _, x := range found {
+			if !slices.ContainsFunc(removed, func(r part) bool { return r.kind == x.kind && r.id == x.id }) {
+				removed = append(removed, x)
+			}
+		}
+		err = p.removeParts(ctx, found)
+		if err == nil || !busy(err) || time.Now().After(end) {
+			return removed, err
+		}
+	}
 }
 
 // removeParts removes containers first: they hold the rest.
@@ -88,7 +111,7 @@ func (p *Provider) removeVolume(ctx context.Context, name string) error {
 // remove calls until the resource is gone: a missing one is fine, and one that
 // the engine still holds is tried again for a while.
 func (p *Provider) remove(ctx context.Context, call func(context.Context) error) error {
-	for end := time.Now().Add(holdTimeout); ; {
+	for end := time.Now().Add(holdTimeout / 10); ; {
 		mctx, cancel := mutating(ctx)
 		err := call(mctx)
 		cancel()

@@ -54,8 +54,11 @@ func (p *Provider) Sweep(ctx context.Context) (provider.SweepReport, error) {
 	for _, parts := range sandboxes {
 		abandoned, err := p.abandoned(ctx, parts)
 		if err == nil && abandoned {
-			if err = p.removeParts(ctx, parts); err == nil {
-				removed(parts)
+			var gone []part
+			labels := parts[0].labels
+			gone, err = p.removeAll(ctx, provider.LabelName+"="+labels[provider.LabelName], provider.LabelInstance+"="+labels[provider.LabelInstance])
+			if err == nil {
+				removed(gone)
 			}
 		}
 		errs = append(errs, err)

@@ -138,7 +138,8 @@ type FileSystem interface {
 	ReadDir(ctx context.Context, path string, recursive bool) ([]FileInfo, error)
 
 	// Glob returns the paths that match a pattern, sorted: *, ? and [...] within
-	// a path element, ** for any number of directories. No match is no error.
+	// a path element, ** for any number of directories. They are written as the
+	// pattern is: relative to /workspace where it is. No match is no error.
 	Glob(ctx context.Context, pattern string) ([]string, error)
 
 	// Mkdir makes a directory and its parents; an existing directory is fine.

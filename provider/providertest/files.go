@@ -248,8 +248,8 @@ func testFiles(t *testing.T, h Harness) {
 
 	t.Run("glob", func(t *testing.T) {
 		for pattern, want := range map[string][]string{
-			"t/*":            {"/workspace/t/a", "/workspace/t/b", "/workspace/t/empty", "/workspace/t/z"},
-			"t/**/[xy]":      {"/workspace/t/b/c/y", "/workspace/t/b/x"},
+			"t/*":            {"t/a", "t/b", "t/empty", "t/z"},
+			"t/**/[xy]":      {"t/b/c/y", "t/b/x"},
 			"/workspace/t/?": {"/workspace/t/a", "/workspace/t/b", "/workspace/t/z"},
 			"t/no*":          nil,
 		} {

@@ -18,7 +18,7 @@ import (
 func testDial(t *testing.T, h Harness) {
 	ctx := t.Context()
 	sb := sandbox(t, h)
-	start(t, sb, provider.Command{Shell: "nc -lk -p 8080 -e cat"})
+	start(t, sb, provider.Command{Shell: "nc -ll -p 8080 -e cat"})
 	var conn net.Conn
 	wait(t, "the server", func() (ok bool) {
 		var err error
