@@ -16,7 +16,7 @@ check: ## formatting, vet, staticcheck, import rules, tidy modules, examples; ne
 	@scripts/check.sh
 
 bench: build ## measure capyrun beside the engine's own way, see BENCHMARKS.md
-	@scripts/engine.sh with bash -c 'scripts/image.sh && go run ./internal/bench'
+	@scripts/engine.sh with bash -c 'scripts/image.sh && go run ./docker/bench'
 
 image: ## get the default image: pulled, or built where no registry answers
 	@scripts/engine.sh with scripts/image.sh

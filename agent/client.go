@@ -15,10 +15,11 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
+// patience is how long an agent may take to answer when it must: after a
+// command's deadline, and after a cancellation. Tests have less of it.
+var patience = 15 * time.Second
+
 const (
-	// patience is how long an agent may take to answer when it must: after a
-	// command's deadline, and after a cancellation.
-	patience = 15 * time.Second
 	// greetingBound is how long a greeting may take.
 	greetingBound = 30 * time.Second
 	// maxIdle is how many streams wait for the next operation.
