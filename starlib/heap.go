@@ -31,12 +31,12 @@ func watchHeap(limit int64, stop func(error)) (end func()) {
 				return
 			case <-tick.C:
 			}
-			if readMetric(heapObjects)-base <= limit {
+			if heapSize()-base <= limit {
 				continue
 			}
 			// Part of it may be garbage, which only a collection tells.
 			runtime.GC()
-			if readMetric(heapObjects)-base > limit {
+			if heapSize()-base > limit {
 				stop(script.Limit(fmt.Sprintf("the script holds more than %d bytes of memory", limit)))
 				return
 			}
@@ -48,22 +48,24 @@ func watchHeap(limit int64, stop func(error)) (end func()) {
 	}
 }
 
-const (
-	heapObjects  = "/memory/classes/heap/objects:bytes" // garbage included
-	heapSurvived = "/gc/heap/live:bytes"                // of the last collection
-)
+// smallHeap is how much garbage may be taken for live objects at the start of a
+// run, in bytes. It makes the limit that much laxer.
+const smallHeap = 64 << 20
 
-// liveHeap estimates what is on the heap without garbage. A collection would
-// tell, but takes long where the heap is large.
+// liveHeap returns about what is on the heap without garbage. To know better it
+// takes a collection, which is not worth its time where the heap is small.
 func liveHeap() int64 {
-	if n := readMetric(heapSurvived); n > 0 {
-		return n
+	n := heapSize()
+	if n > smallHeap {
+		runtime.GC()
+		n = heapSize()
 	}
-	return readMetric(heapObjects) // there was no collection yet
+	return n
 }
 
-func readMetric(name string) int64 {
-	sample := []metrics.Sample{{Name: name}}
+// heapSize returns the bytes of objects on the heap, garbage included.
+func heapSize() int64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(sample)
 	return int64(sample[0].Value.Uint64())
 }

@@ -203,7 +203,7 @@ func parseText(text string, def starlark.Value) (starlark.Value, error) {
 	case nil, starlark.NoneType, starlark.String:
 		return starlark.String(text), nil
 	}
-	return nil, fmt.Errorf("a %s cannot be given as text", def.Type())
+	return nil, fmt.Errorf("%s cannot be given as text", script.A(def))
 }
 
 func parseJSON(text string, def starlark.Value) (starlark.Value, error) {
@@ -211,7 +211,7 @@ func parseJSON(text string, def starlark.Value) (starlark.Value, error) {
 	dec.UseNumber()
 	var out any
 	if err := dec.Decode(&out); err != nil || dec.More() {
-		return nil, fmt.Errorf("%q is not a %s: want JSON", text, def.Type())
+		return nil, fmt.Errorf("%q is not %s: want JSON", text, script.A(def))
 	}
 	v, err := script.FromGo(out)
 	if err != nil {
@@ -223,7 +223,7 @@ func parseJSON(text string, def starlark.Value) (starlark.Value, error) {
 		}
 	}
 	if v.Type() != def.Type() {
-		return nil, fmt.Errorf("%q is a %s, want a %s", text, v.Type(), def.Type())
+		return nil, fmt.Errorf("%q is %s, want %s", text, script.A(v), script.A(def))
 	}
 	return v, nil
 }

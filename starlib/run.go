@@ -162,7 +162,7 @@ func callMain(th *starlark.Thread, globals starlark.StringDict, params Params) (
 	}
 	fn, ok := main.(*starlark.Function)
 	if !ok {
-		return nil, fmt.Errorf("main is a %s, not a function", main.Type())
+		return nil, fmt.Errorf("main is %s, not a function", script.A(main))
 	}
 	kwargs, err := bindParams(fn, params)
 	if err != nil {

@@ -3,6 +3,7 @@ package starlib_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -139,11 +140,12 @@ func TestLimits(t *testing.T) {
 		"depth":          {starlib.Limits{}, "x = []\nwhile True: x = [x]", "the script's values are nested more than 10000 levels deep"},
 		"depth tuple":    {starlib.Limits{}, "def main():\n  x = ()\n  while True: x = (x,)", "the script's values are nested more than 10000 levels deep"},
 		"depth closure":  {starlib.Limits{}, "def wrap(f): return lambda: f\nx = None\nwhile True: x = wrap(x)", "the script's values are nested more than 10000 levels deep"},
-		"heap":           {starlib.Limits{Heap: 64 << 20}, "x = []\nwhile True: x.append('a' * 1000)", "the script holds more than 67108864 bytes of memory"},
-		"heap one step":  {starlib.Limits{Heap: 64 << 20}, "x = 'a' * (200 << 20)\nwhile True: pass", "the script holds more than 67108864 bytes of memory"},
-		"heap parallel":  {starlib.Limits{Heap: 64 << 20}, "def f():\n  x = []\n  while True: x.append('a' * 1000)\nflow.parallel([f] * 4)", "the script holds more than 67108864 bytes of memory"},
+		"heap":           {starlib.Limits{Heap: 16 << 20}, "x = []\nwhile True: x.append('a' * 1000)", "the script holds more than 16777216 bytes of memory"},
+		"heap one step":  {starlib.Limits{Heap: 16 << 20}, "x = 'a' * (40 << 20)\nwhile True: pass", "the script holds more than 16777216 bytes of memory"},
+		"heap parallel":  {starlib.Limits{Heap: 16 << 20}, "def f():\n  x = []\n  while True: x.append('a' * 1000)\nflow.parallel([f] * 4)", "the script holds more than 16777216 bytes of memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			runtime.GC() // what earlier tests left would count for this one
 			_, err := starlib.New(nil, starlib.Options{Limits: test.limits}).RunSource(t.Context(), "main.star", []byte(test.src), nil)
 			if e := wantKind(t, err, starlib.KindLimit); e.Msg != test.msg {
 				t.Errorf("got %q, want %q", e.Msg, test.msg)
@@ -154,8 +156,9 @@ func TestLimits(t *testing.T) {
 
 // A script that makes much garbage but holds little stays within the limit.
 func TestHeapCountsWhatIsHeld(t *testing.T) {
+	runtime.GC()
 	rt := starlib.New(nil, starlib.Options{Limits: starlib.Limits{Heap: 32 << 20}})
-	_, err := rt.RunSource(t.Context(), "main.star", []byte("for i in range(2000): x = 'a' * 1000000"), nil)
+	_, err := rt.RunSource(t.Context(), "main.star", []byte("for i in range(100): x = 'a' * 1000000"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -157,7 +157,7 @@ func length(_ *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []
 	n := starlark.Len(x)
 	switch {
 	case n < 0:
-		return nil, fmt.Errorf("x: a %s has no length", x.Type())
+		return nil, fmt.Errorf("x: %s has no length", script.A(x))
 	case n != want:
 		return nil, fail(msg, "", "%s has length %d, not %d", literal(x), n, want)
 	}
@@ -256,7 +256,7 @@ func clip(s string) string {
 // diff shows what differs between two values that are not equal.
 func diff(got, want starlark.Value) string {
 	if got.Type() != want.Type() {
-		return fmt.Sprintf("- a %s\n+ a %s", want.Type(), got.Type())
+		return fmt.Sprintf("- %s\n+ %s", script.A(want), script.A(got))
 	}
 	g, w := plain(got), plain(want)
 	return clip(strings.ReplaceAll(cmp.Diff(w, g), "\u00a0", " "))

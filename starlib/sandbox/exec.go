@@ -47,10 +47,9 @@ func exec(t *script.Thread, th *starlark.Thread, s *Sandbox, args starlark.Tuple
 		return nil, err
 	}
 	ctx, span := event.Begin(t.Ctx, event.Event{Kind: event.KindExec, Name: cmd.title(), Sandbox: s.sb.Name()})
+	out := &outputEvents{ctx: ctx, left: cmd.maxOutput()}
 	if event.Enabled(ctx) {
-		out := &outputEvents{ctx: ctx, left: cmd.maxOutput()}
 		cmd.OnOutput = out.add
-		defer out.flush()
 	}
 	var res *provider.Result
 	var err error
@@ -62,6 +61,7 @@ func exec(t *script.Thread, th *starlark.Thread, s *Sandbox, args starlark.Tuple
 			return err
 		})
 	}
+	out.flush()
 	if err == nil && check && !res.OK() {
 		err = failed(s.sb.Name(), &cmd.Command, res)
 	}

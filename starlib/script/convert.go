@@ -87,7 +87,7 @@ func (c *converter) convert(v starlark.Value) (any, error) {
 		for _, item := range v.Items() {
 			key, ok := starlark.AsString(item[0])
 			if !ok {
-				return nil, &pathError{reason: fmt.Sprintf("the key %s is a %s, and JSON has only string keys", Short(item[0]), item[0].Type())}
+				return nil, &pathError{reason: fmt.Sprintf("the key %s is %s, and JSON has only string keys", Short(item[0]), A(item[0]))}
 			}
 			val, err := c.convert(item[1])
 			if err != nil {
@@ -101,11 +101,7 @@ func (c *converter) convert(v starlark.Value) (any, error) {
 	case *Record:
 		return c.attrs(v)
 	}
-	article := "a "
-	if t := v.Type(); t != "" && slices.Contains([]byte("aeiou"), t[0]) {
-		article = "an "
-	}
-	return nil, &pathError{reason: article + v.Type() + " is not JSON"}
+	return nil, &pathError{reason: A(v) + " is not JSON"}
 }
 
 func (c *converter) list(seq starlark.Indexable) (any, error) {

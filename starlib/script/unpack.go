@@ -309,6 +309,15 @@ func (d *Data) Unpack(v starlark.Value) error {
 	return nil
 }
 
+// A is the name of a value's type with its article: "an int".
+func A(v starlark.Value) string {
+	name := v.Type()
+	if name != "" && strings.IndexByte("aeiou", name[0]) >= 0 {
+		return "an " + name
+	}
+	return "a " + name
+}
+
 // Short writes a value for a message, cut to a few words. It does not write out
 // containers: they can be of any size and depth.
 func Short(v starlark.Value) string {
@@ -318,7 +327,7 @@ func Short(v starlark.Value) string {
 	case *starlarkstruct.Struct:
 		return "a struct"
 	case starlark.Sequence:
-		return fmt.Sprintf("a %s of %d", v.Type(), v.Len())
+		return fmt.Sprintf("%s of %d", A(v), v.Len())
 	}
 	return cut(v.String())
 }
