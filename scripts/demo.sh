@@ -4,7 +4,9 @@ source "$(dirname "$0")/lib.sh"
 cd "$repo"
 
 scripts/image.sh
+begin=$SECONDS
 make --no-print-directory build
+say "built bin/capyrun in $(took "$begin")"
 say "running: bin/capyrun run workflows/hello.star"
 begin=$SECONDS
 bin/capyrun run workflows/hello.star

@@ -34,11 +34,9 @@ get() {
 			say "pulled $name in $(took "$begin")"
 			return
 		fi
-		say "no registry answers: building $name from Debian's packages (about a minute)"
 		from_cache "$name" debian ca-certificates
 		;;
 	capyrun-build:bookworm)
-		say "building $name from Debian's packages (about two minutes)"
 		from_cache "$name" debian ca-certificates,gcc,libc6-dev,make,python3
 		;;
 	capyrun-test-busybox:latest)
@@ -51,8 +49,11 @@ get() {
 
 # pull waits two minutes at most: a registry behind a dropping firewall does not refuse, it is silent.
 pull() {
+	local answer
 	say "pulling $1"
-	timeout 120 docker pull -q "$1" >/dev/null
+	answer=$(timeout 120 docker pull -q "$1" 2>&1 >/dev/null) && return
+	say "no registry gave it${answer:+: ${answer##*: }}"
+	return 1
 }
 
 # from_cache NAME RECIPE [PACKAGES] imports the recipe's tar file as an image,
@@ -68,6 +69,7 @@ from_cache() {
 	flock 9
 	docker image inspect "$name" >/dev/null 2>&1 && return
 	if ! gzip -t "$tar" 2>/dev/null; then
+		say "building $name from Debian's packages (this takes a minute or two, once)"
 		work=$(mktemp -d)
 		rm -f "$tar" "$tar".tmp.*
 		("$recipe" "$tar.tmp.$$" "$packages") # a subshell: it may change directory
