@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +48,6 @@ func openTerminal(t *testing.T) (ours, theirs *os.File) {
 // comes back, and nothing that the sandbox printed drives the terminal.
 func TestTerminal(t *testing.T) {
 	testenv.Image(t, testenv.Busybox)
-	bin := testenv.Binary(t)
 	const attack = `\033]0;owned\007\033[2J\033[31mred\n`
 	file := filepath.Join(t.TempDir(), "flow.star")
 	source := `
@@ -62,25 +60,9 @@ def main():
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(source, `\`, `\\`)), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	ours, theirs := openTerminal(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "--image", testenv.Busybox, "run", file)
-	cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=")
-	var stdout bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs, &stdout, theirs
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	theirs.Close()
-	read := make(chan string)
-	go func() {
-		shown, _ := io.ReadAll(ours) // ends with EIO when the program has ended
-		read <- string(shown)
-	}()
-	cmd.Wait()
-	shown := <-read
-	if code := cmd.ProcessState.ExitCode(); code != 1 {
+	run := onTerminal(t, file)
+	shown, code, stdout := run.wait()
+	if code != 1 {
 		t.Fatalf("exit code %d\n%s", code, shown)
 	}
 	for _, want := range []string{"\x1b[?25l", "\x1b[J", "attack", "red", "last line", "printed red", "\x1b[?25h", "error:"} {
@@ -101,7 +83,94 @@ def main():
 			t.Errorf("%q came through", bad)
 		}
 	}
-	if stdout.Len() > 0 {
-		t.Errorf("stdout got %q", &stdout)
+	if stdout != "" {
+		t.Errorf("stdout got %q", stdout)
 	}
+}
+
+// TestTerminalAfterTwoSignals: whoever leaves at once gets a whole terminal back.
+func TestTerminalAfterTwoSignals(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "flow.star")
+	source := `
+def main():
+    flow.defer(lambda: print("cleaning up") or flow.sleep("50s"))
+    print("working")
+    flow.sleep("50s")
+`
+	if err := os.WriteFile(file, []byte(source), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	run := onTerminal(t, file)
+	run.await("working")
+	run.cmd.Process.Signal(os.Interrupt)
+	run.await("interrupted: stopping; press Ctrl-C again to leave at once")
+	run.await("cleaning up")
+	run.cmd.Process.Signal(os.Interrupt)
+	shown, code, _ := run.wait()
+	if code != 130 {
+		t.Errorf("exit code %d", code)
+	}
+	if i := strings.LastIndex(shown, "\x1b[?25h"); i < 0 || i < strings.LastIndex(shown, "\x1b[?25l") {
+		t.Errorf("the cursor is left hidden: %q", shown)
+	}
+	if !strings.Contains(shown, "left at once") {
+		t.Errorf("it does not say that it left: %q", shown)
+	}
+}
+
+// terminalRun is "capyrun run" on a pseudo-terminal, but for its stdout.
+type terminalRun struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdout bytes.Buffer
+	shown  string
+	reads  chan string // closed at the end of the program
+}
+
+func onTerminal(t *testing.T, file string) *terminalRun {
+	t.Helper()
+	ours, theirs := openTerminal(t)
+	defer theirs.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	r := &terminalRun{t: t, reads: make(chan string)}
+	r.cmd = exec.CommandContext(ctx, testenv.Binary(t), "--image", testenv.Busybox, "run", file)
+	r.cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=")
+	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = theirs, &r.stdout, theirs
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(r.reads)
+		buf := make([]byte, 4096)
+		for {
+			n, err := ours.Read(buf)
+			if err != nil {
+				return // EIO when the program has ended
+			}
+			r.reads <- string(buf[:n])
+		}
+	}()
+	return r
+}
+
+// await reads what is shown until it contains text.
+func (r *terminalRun) await(text string) {
+	r.t.Helper()
+	for !strings.Contains(r.shown, text) {
+		more, ok := <-r.reads
+		if !ok {
+			r.t.Fatalf("%q was never shown: %q", text, r.shown)
+		}
+		r.shown += more
+	}
+}
+
+// wait returns all that was shown, the exit code, and stdout.
+func (r *terminalRun) wait() (shown string, code int, stdout string) {
+	for more := range r.reads {
+		r.shown += more
+	}
+	r.cmd.Wait()
+	return r.shown, r.cmd.ProcessState.ExitCode(), r.stdout.String()
 }
