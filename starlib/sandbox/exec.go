@@ -209,7 +209,7 @@ func (l *lineSplitter) add(data []byte, fn func(string)) {
 		end := bytes.IndexByte(data, '\n')
 		if end < 0 {
 			l.partial = append(l.partial, data...)
-			for len(l.partial) >= maxLine {
+			for len(l.partial) > maxLine {
 				cut := runeCut(l.partial[:maxLine])
 				fn(valid(l.partial[:cut]))
 				l.partial = append(l.partial[:0], l.partial[cut:]...)
