@@ -70,7 +70,7 @@ func newClient(ctx context.Context, conn io.ReadWriteCloser) (*client, error) {
 		_, err = wire.ReadHello(conn)
 	}
 	if !stop() {
-		return nil, context.Cause(ctx)
+		return nil, fmt.Errorf("open a session: %w", context.Cause(ctx))
 	}
 	var mux *yamux.Session
 	if err == nil {
@@ -78,7 +78,7 @@ func newClient(ctx context.Context, conn io.ReadWriteCloser) (*client, error) {
 	}
 	if err != nil {
 		conn.Close()
-		return nil, err
+		return nil, &lostError{cause: fmt.Errorf("open a session: %w", err)}
 	}
 	c := &client{mux: mux, slots: make(chan struct{}, wire.MaxStreams), dead: make(chan struct{}), gone: make(chan struct{})}
 	go func() {
@@ -428,7 +428,8 @@ func (c *client) call(ctx context.Context, req *request, onFrame func(*operation
 	}
 }
 
-// lostError is a client that broke in the middle of an operation.
+// lostError is a client that broke in the middle of an operation or, where c is
+// nil, a connection that did not become one.
 type lostError struct {
 	c     *client
 	cause error
@@ -446,20 +447,25 @@ func prompt(r io.Reader) bool {
 	return false
 }
 
-// explain asks once why the client broke; everybody who has lost it waits for
-// the same answer.
-func (c *client) explain(ctx context.Context, f func(context.Context, error) error) error {
-	c.explained.Do(func() {
+// explain asks f why a connection broke: once for each client, so that everybody
+// who has lost it waits for the same answer.
+func (e *lostError) explain(ctx context.Context, f func(context.Context, error) error) error {
+	if f == nil || e.cause == errClosed {
+		return e.cause
+	}
+	ask := func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainBound)
 		defer cancel()
-		c.mu.Lock()
-		cause := c.cause
-		c.mu.Unlock()
-		if c.explanation = f(ctx, cause); c.explanation == nil {
-			c.explanation = cause
+		if why := f(ctx, e.cause); why != nil {
+			return why
 		}
-	})
-	return c.explanation
+		return e.cause
+	}
+	if e.c == nil {
+		return ask()
+	}
+	e.c.explained.Do(func() { e.c.explanation = ask() })
+	return e.c.explanation
 }
 
 const explainBound = 5 * time.Second

@@ -62,11 +62,11 @@ const skillsLinger = 2 * time.Second
 func (s *Session) Adopt(ctx context.Context, conn io.ReadWriteCloser) error {
 	c, err := newClient(ctx, conn)
 	if err != nil {
-		return s.fail(ctx, "open a session", err)
+		return s.fail(ctx, "", err)
 	}
 	if !s.main.adopt(c) {
 		c.fail(errClosed)
-		return s.fail(ctx, "open a session", errClosed)
+		return s.fail(ctx, "", errClosed)
 	}
 	return nil
 }
@@ -166,11 +166,8 @@ func (s *Session) fail(ctx context.Context, op string, err error) error {
 		e.Kind = provider.ErrInvalid
 	}
 	if lost, ok := errors.AsType[*lostError](err); ok {
-		e.Kind, e.Err = provider.ErrSessionLost, lost.cause
-		if s.cfg.Explain != nil && lost.cause != errClosed {
-			e.Err = lost.c.explain(ctx, s.cfg.Explain)
-		}
-	} else if errors.Is(err, errClosed) || errors.Is(err, wire.ErrGarbled) || errors.Is(err, io.ErrUnexpectedEOF) {
+		e.Kind, e.Err = provider.ErrSessionLost, lost.explain(ctx, s.cfg.Explain)
+	} else if errors.Is(err, errClosed) || errors.Is(err, wire.ErrGarbled) {
 		e.Kind = provider.ErrSessionLost
 	}
 	return e
@@ -275,9 +272,6 @@ func (l *link) connect(ctx context.Context, d *dialing) {
 	conn, err := l.dial(ctx)
 	if err == nil {
 		d.client, err = newClient(ctx, conn)
-		if err != nil {
-			err = fmt.Errorf("open a session: %w", err)
-		}
 	}
 	l.mu.Lock()
 	if l.dialing == d {

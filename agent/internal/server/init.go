@@ -44,6 +44,8 @@ func Init(cfg InitConfig) (code int, err error) {
 	if cfg.Grace <= 0 {
 		cfg.Grace = 30 * time.Second
 	}
+	// Whatever this process was started with is not for commands.
+	unix.CloseRange(3, ^uint(0)>>1, unix.CLOSE_RANGE_CLOEXEC)
 	// Before anything else runs that could take the name.
 	if cfg.Socket == "" {
 		cfg.Socket = DefaultSocket

@@ -131,12 +131,60 @@ func bytesCutString(b []byte, sep byte) (before, after string, found bool) {
 
 // tree finds the processes that belong to some commands.
 type tree struct {
-	targets []*command
-	others  []*command     // that run beside them
-	members map[int]uint64 // start times by process id
-	reused  map[int]bool   // numbers of ended targets that new processes have
+	cs      *commands
+	targets map[*command]bool
+	others  map[*command]bool // that have run beside them
+	members map[int]uint64    // start times by process id
+	reused  map[int]bool      // numbers of ended targets that new processes have
 	checked map[int]checkedMark
 	buf     []byte
+}
+
+func (cs *commands) newTree(targets ...*command) *tree {
+	t := &tree{
+		cs: cs, targets: map[*command]bool{}, others: map[*command]bool{},
+		members: map[int]uint64{}, checked: map[int]checkedMark{}, buf: make([]byte, 128<<10),
+	}
+	for _, c := range targets {
+		t.targets[c] = true
+	}
+	return t
+}
+
+// signal sends sig to what lives of the tree and returns to how many processes.
+// With fresh set only those get it that were not known to belong to it.
+//
+// No command is started meanwhile. A process that this one is about to make a
+// command of has no mark yet, and looks like an orphan; and to stop it in
+// between would stop this process too, which waits for it.
+func (t *tree) signal(sig syscall.Signal, fresh bool) (int, error) {
+	t.cs.mu.Lock()
+	defer t.cs.mu.Unlock()
+	for _, c := range t.cs.running {
+		if !t.targets[c] {
+			t.others[c] = true
+		}
+	}
+	list, err := processes()
+	if err != nil {
+		return 0, fmt.Errorf("list processes: %w", err)
+	}
+	chosen := t.grow(list)
+	if !fresh {
+		chosen = chosen[:0]
+		for _, p := range list {
+			if start, member := t.members[p.pid]; member && start == p.start && !p.dead() {
+				chosen = append(chosen, p)
+			}
+		}
+	}
+	n := 0
+	for _, p := range chosen {
+		if syscall.Kill(p.pid, sig) == nil {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // checkedMark remembers a process's mark, which costs a read of its memory. It
@@ -152,7 +200,7 @@ type checkedMark struct {
 // ones that live.
 func (t *tree) grow(list []process) []process {
 	t.reused = map[int]bool{}
-	for _, c := range t.targets {
+	for c := range t.targets {
 		for _, p := range list {
 			if p.pid == c.pid && !c.alive() && p.start >= c.began {
 				t.reused[c.pid] = true
@@ -180,12 +228,12 @@ func (t *tree) belongs(p *process) bool {
 	if _, child := t.members[p.parent]; child {
 		return true
 	}
-	for _, c := range t.others {
+	for c := range t.others {
 		if p.session == c.pid {
 			return false
 		}
 	}
-	for _, c := range t.targets {
+	for c := range t.targets {
 		// A command's process id is its session's. The kernel does not give the
 		// number away while a session has it.
 		if p.session == c.pid && p.start >= c.began && !t.reused[c.pid] {
@@ -202,7 +250,7 @@ func (t *tree) belongs(p *process) bool {
 		t.checked[p.pid] = m
 	}
 	if m.ok && m.id != "" {
-		for _, c := range t.targets {
+		for c := range t.targets {
 			if m.id == c.id {
 				return true
 			}
@@ -220,12 +268,12 @@ func (t *tree) orphan(p *process) bool {
 	if p.parent != os.Getpid() {
 		return false
 	}
-	for _, c := range t.others {
+	for c := range t.others {
 		if c.began <= p.start {
 			return false
 		}
 	}
-	for _, c := range t.targets {
+	for c := range t.targets {
 		if p.start >= c.began {
 			return true
 		}
@@ -233,39 +281,44 @@ func (t *tree) orphan(p *process) bool {
 	return false
 }
 
+// kill ends the tree and returns when it is dead. Everything is stopped before
+// anything is killed: a process that forks faster than it can be found would
+// otherwise get away.
+func (t *tree) kill(deadline time.Time) error {
+	for {
+		n, err := t.signal(syscall.SIGSTOP, true)
+		if err != nil {
+			return err
+		}
+		if n == 0 || time.Now().After(deadline) {
+			break
+		}
+	}
+	return untilNone(deadline, func() (int, error) { return t.signal(syscall.SIGKILL, false) })
+}
+
+// untilNone calls kill until it finds nothing more to kill.
+func untilNone(deadline time.Time, kill func() (int, error)) error {
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		n, err := kill()
+		if n == 0 || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes do not end: they sleep in the kernel", n)
+		}
+		time.Sleep(pause)
+	}
+}
+
 // killTrees ends commands with all their descendants and returns when they are
-// dead. Everything is stopped before anything is killed: a process that forks
-// faster than it can be found would otherwise get away.
+// dead.
 func (cs *commands) killTrees(targets ...*command) error {
 	if len(targets) == 0 {
 		return nil
 	}
-	is := make(map[*command]bool, len(targets))
-	for _, c := range targets {
-		is[c] = true
-	}
-	t := &tree{
-		targets: targets,
-		others:  cs.list(func(c *command) bool { return !is[c] }),
-		members: map[int]uint64{},
-		checked: map[int]checkedMark{},
-		buf:     make([]byte, 128<<10),
-	}
 	deadline := time.Now().Add(killBound)
-	for {
-		list, err := processes()
-		if err != nil {
-			return fmt.Errorf("list processes: %w", err)
-		}
-		added := t.grow(list)
-		for _, p := range added {
-			syscall.Kill(p.pid, syscall.SIGSTOP)
-		}
-		if len(added) == 0 || time.Now().After(deadline) {
-			break
-		}
-	}
-	if err := t.finish(deadline); err != nil {
+	if err := cs.newTree(targets...).kill(deadline); err != nil {
 		return err
 	}
 	for _, c := range targets {
@@ -278,77 +331,30 @@ func (cs *commands) killTrees(targets ...*command) error {
 	return nil
 }
 
-// finish kills the members until none is left that lives.
-func (t *tree) finish(deadline time.Time) error {
-	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
-		list, err := processes()
-		if err != nil {
-			return fmt.Errorf("list processes: %w", err)
-		}
-		t.grow(list)
-		left := 0
-		for _, p := range list {
-			if start, member := t.members[p.pid]; !member || start != p.start || p.dead() {
-				continue
-			}
-			if syscall.Kill(p.pid, syscall.SIGKILL) == nil {
-				left++
-			}
-		}
-		if left == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d processes do not end: they sleep in the kernel", left)
-		}
-		time.Sleep(pause)
-	}
-}
-
 // killEverything ends every process of the sandbox but this one.
 func (cs *commands) killEverything() error {
 	deadline := time.Now().Add(killBound)
 	if os.Getpid() != 1 {
 		// Only the first process of a namespace may ask the kernel for all: on a
 		// machine, that would be the machine.
-		t := &tree{targets: cs.list(func(*command) bool { return true }), members: map[int]uint64{os.Getpid(): 0}, checked: map[int]checkedMark{}, buf: make([]byte, 128<<10)}
-		for {
-			list, err := processes()
-			if err != nil {
-				return fmt.Errorf("list processes: %w", err)
-			}
-			added := t.grow(list)
-			for _, p := range added {
-				syscall.Kill(p.pid, syscall.SIGSTOP)
-			}
-			if len(added) == 0 || time.Now().After(deadline) {
-				return t.finish(deadline)
-			}
-		}
+		t := cs.newTree()
+		t.members[os.Getpid()] = 0 // it is in no list, but all in its tree are
+		return t.kill(deadline)
 	}
-	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+	return untilNone(deadline, func() (int, error) {
 		// The kernel does this under the lock that forking takes: no process
 		// escapes by forking meanwhile.
 		if err := syscall.Kill(-1, syscall.SIGKILL); err == syscall.ESRCH {
-			return nil
+			return 0, nil
 		}
 		list, err := processes()
-		if err != nil {
-			return fmt.Errorf("list processes: %w", err)
-		}
-		left := 0
+		n := 0
 		for _, p := range list {
 			// Signal 0 fails for what is not ours: a session's relay.
 			if !p.dead() && syscall.Kill(p.pid, 0) == nil {
-				left++
+				n++
 			}
 		}
-		if left == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d processes do not end: they sleep in the kernel", left)
-		}
-		time.Sleep(pause)
-	}
+		return n, err
+	})
 }
