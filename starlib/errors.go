@@ -190,12 +190,11 @@ func (f Frame) excerpt() (line, caret string) {
 
 // explain makes an [Error] of what a script, or a part of the run, returned.
 func (x *execution) explain(err error) *Error {
-	var done *Error
-	if errors.As(err, &done) {
-		return done
-	}
 	e := &Error{Msg: err.Error(), Err: err, Reason: script.KindOf(err), Detail: script.DetailOf(err), Hint: script.HintOf(err)}
 	e.Kind = kindOf(err)
+	if stop := (*stopped)(nil); errors.As(err, &stop) {
+		e.Reason = string(e.Kind) // the context's cause may be of any kind
+	}
 	for _, f := range frames(err) {
 		e.Backtrace = append(e.Backtrace, x.withSource(f))
 	}

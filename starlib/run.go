@@ -220,6 +220,9 @@ func (x *execution) cleanup(ctx context.Context, failed bool) (kept []string, er
 
 // deferred makes the deferred calls, the last one first.
 func (x *execution) deferred(ctx context.Context) (errs []error) {
+	if !x.run.HasDeferred() {
+		return nil
+	}
 	grace := x.rt.options.CleanupGrace
 	ctx, cancel := context.WithTimeoutCause(ctx, grace, fmt.Errorf("deferred calls took longer than %v", grace))
 	defer cancel()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	startime "go.starlark.net/lib/time"
@@ -142,11 +141,9 @@ func list(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []st
 	}
 	out := make([]starlark.Value, len(infos))
 	for i, info := range infos {
-		labels := starlark.NewDict(len(info.Labels))
-		for key, val := range maps.All(info.Labels) {
-			if err := labels.SetKey(starlark.String(key), starlark.String(val)); err != nil {
-				return nil, err
-			}
+		labels, err := script.FromGo(info.Labels)
+		if err != nil {
+			return nil, err
 		}
 		out[i] = script.NewRecord("sandbox.info", fmt.Sprintf("<sandbox %s: %s, %s>", info.Name, info.Image, info.State), starlark.StringDict{
 			"name":        starlark.String(info.Name),

@@ -14,6 +14,31 @@ import (
 // the stack bears.
 const maxLive = 10_000
 
+// How often a thread draws steps between two checks of how deep its values are
+// nested: a check takes as long as several draws' steps, so it is made less
+// often while nothing is deep.
+const (
+	minCheckInterval = 10
+	maxCheckInterval = 100
+	notDeep          = maxLive / 20
+)
+
+// checkDepth looks now and then whether the thread's values nest too deeply.
+func (t *Thread) checkDepth() {
+	if t.untilCheck--; t.untilCheck > 0 {
+		return
+	}
+	deepest := t.deepest()
+	if deepest > maxLive {
+		t.Stop(Limit(fmt.Sprintf("the script's values are nested more than %d levels deep", maxLive)))
+	}
+	t.checkInterval = min(2*t.checkInterval, maxCheckInterval)
+	if deepest > notDeep {
+		t.checkInterval = minCheckInterval
+	}
+	t.untilCheck = t.checkInterval
+}
+
 // Measure reports why a value cannot be written out: it nests more than depth
 // levels deep, or its text would be more than about limit bytes. A value that
 // shares its parts can be tiny in memory and astronomical in writing, and the
@@ -74,11 +99,11 @@ func Measure(v starlark.Value, depth int, limit int64) error {
 	}
 }
 
-// tooDeep looks for values of the thread that nest too deeply. It looks at a
-// sample, for it is called often: the ends of containers, which is where chains
-// go on, and a bounded number of them.
-func (t *Thread) tooDeep() bool {
-	n := newNesting(maxLive, 16, 2*maxLive)
+// deepest returns how deep the thread's values nest. It looks at a sample: the
+// ends of containers, which is where chains go on, and a bounded number of them.
+// It stops once it has found more than [maxLive].
+func (t *Thread) deepest() int {
+	n := nesting{limit: maxLive, sample: 16, budget: 2 * maxLive, onPath: map[any]bool{}, seen: map[any]int{}}
 	modules := map[*starlark.Module]bool{}
 	for i := range t.starlark.CallStackDepth() {
 		frame := t.starlark.DebugFrame(i)
@@ -87,48 +112,42 @@ func (t *Thread) tooDeep() bool {
 			continue
 		}
 		for i := range frame.NumLocals() {
-			if _, v := frame.Local(i); v != nil && n.exceeds(v) {
-				return true
+			if _, v := frame.Local(i); v != nil {
+				n.visit(v)
 			}
 		}
-		if modules[fn.Module()] {
-			continue
-		}
-		modules[fn.Module()] = true
-		for _, v := range fn.Globals() {
-			if n.exceeds(v) {
-				return true
+		if !modules[fn.Module()] {
+			modules[fn.Module()] = true
+			for _, v := range fn.Globals() {
+				n.visit(v)
 			}
 		}
 	}
-	return false
+	return n.deepest
 }
 
-// nesting measures how deep values nest. It does not recurse.
+// nesting finds out how deep values nest. It does not recurse.
 type nesting struct {
-	depth  int // the limit
-	sample int // elements to look at from each end of a container
-	budget int // containers to look at
-	path   []level
-	onPath map[any]bool
-	// seen holds the depth at which a container was found not to be too deep.
-	// Without it one that is reached in many ways would be looked at as often.
+	limit   int // depth at which to stop
+	deepest int // so far
+	sample  int // elements to look at from each end of a container
+	budget  int // containers to look at
+	path    []nestingLevel
+	onPath  map[any]bool
+	// seen holds the depth at which a container was looked at. Without it one
+	// that is reached in many ways would be looked at as often.
 	seen map[any]int
 }
 
-type level struct {
+type nestingLevel struct {
 	id    any
 	parts []starlark.Value // that are still to be looked at
 }
 
-func newNesting(depth, sample, budget int) *nesting {
-	return &nesting{depth: depth, sample: sample, budget: budget, onPath: map[any]bool{}, seen: map[any]int{}}
-}
-
-func (n *nesting) exceeds(v starlark.Value) bool {
-	n.path = append(n.path[:0], level{parts: []starlark.Value{v}})
+func (n *nesting) visit(v starlark.Value) {
+	n.path = append(n.path[:0], nestingLevel{parts: []starlark.Value{v}})
 	clear(n.onPath)
-	for len(n.path) > 0 {
+	for len(n.path) > 0 && n.deepest <= n.limit && n.budget > 0 {
 		top := &n.path[len(n.path)-1]
 		if len(top.parts) == 0 {
 			delete(n.onPath, top.id)
@@ -145,16 +164,11 @@ func (n *nesting) exceeds(v starlark.Value) bool {
 			continue
 		}
 		n.seen[id] = len(n.path)
-		if len(n.path) > n.depth {
-			return true
-		}
-		if n.budget--; n.budget < 0 {
-			return false
-		}
+		n.deepest = max(n.deepest, len(n.path))
+		n.budget--
 		n.onPath[id] = true
-		n.path = append(n.path, level{id, partsOf(part, n.sample)})
+		n.path = append(n.path, nestingLevel{id, partsOf(part, n.sample)})
 	}
-	return false
 }
 
 // identity returns a key for a container that is not empty, nil for other

@@ -178,10 +178,6 @@ func (l Limit) Error() string { return string(l) }
 // threads do not contend for every step.
 const stepChunk = 10_000
 
-// drawsPerCheck is how often a thread draws between two looks at how deep its
-// values are nested. A look takes about as long as one draw's steps.
-const drawsPerCheck = 10
-
 // draw gives the thread more steps, or stops the run where none are left.
 func (t *Thread) draw() {
 	left := t.budget.Add(-stepChunk)
@@ -190,9 +186,7 @@ func (t *Thread) draw() {
 		t.starlark.Cancel("too many steps")
 		return
 	}
-	if t.draws++; t.draws%drawsPerCheck == 0 && t.tooDeep() {
-		t.Stop(Limit(fmt.Sprintf("the script's values are nested more than %d levels deep", maxLive)))
-	}
+	t.checkDepth()
 	t.granted = t.starlark.Steps + uint64(stepChunk+min(left, 0))
 	t.starlark.SetMaxExecutionSteps(t.granted)
 }

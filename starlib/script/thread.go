@@ -31,7 +31,8 @@ type Thread struct {
 	starlark *starlark.Thread
 	depth    int    // threads above this one
 	granted  uint64 // steps that the thread may take before it draws again
-	draws    int
+
+	untilCheck, checkInterval int // draws, see checkDepth
 }
 
 // From returns the state of a thread that belongs to a run. It panics for
@@ -54,7 +55,7 @@ func InRun(th *starlark.Thread) bool {
 // stops when ctx is done. parent is the thread that starts it, nil for the
 // first.
 func (r *Run) Do(ctx context.Context, parent *Thread, name string, fn func(*starlark.Thread) (starlark.Value, error)) (starlark.Value, error) {
-	t := &Thread{Run: r, Ctx: ctx}
+	t := &Thread{Run: r, Ctx: ctx, untilCheck: minCheckInterval, checkInterval: minCheckInterval}
 	if parent != nil {
 		t.depth = parent.depth + 1
 	}
