@@ -22,6 +22,9 @@ var patience = 15 * time.Second
 const (
 	// greetingBound is how long a greeting may take.
 	greetingBound = 30 * time.Second
+	// quietBound is how long an operation may go on without a word before the
+	// provider is asked to look at the sandbox.
+	quietBound = time.Second
 	// maxIdle is how many streams wait for the next operation.
 	maxIdle = 64
 )
@@ -189,6 +192,9 @@ type request struct {
 	// timeout is how long the agent may take without a reason to worry. 0: any
 	// time, until it is cancelled.
 	timeout time.Duration
+	// quiet is called when nothing is heard of the operation for a while. It may
+	// be nil.
+	quiet func(context.Context)
 	// unanswered is called when the agent has taken too long; then the client is
 	// given up. It may be nil.
 	unanswered func(*client)
@@ -203,6 +209,7 @@ type operation struct {
 	cancel context.CancelCauseFunc
 	stop   func() bool // undoes the watch over ctx
 	watch  *time.Timer
+	quiet  *time.Timer   // runs until the agent is heard; nil: nobody wants to know
 	pumped chan struct{} // closed when the input has been sent; nil: none is
 	// busy is set while the caller's code runs: it is not the agent then that
 	// takes its time.
@@ -245,6 +252,9 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 		o.watch.Reset(req.timeout + patience)
 	} else {
 		o.watch.Stop()
+	}
+	if req.quiet != nil {
+		o.quiet = time.AfterFunc(quietBound, func() { req.quiet(o.ctx) })
 	}
 	o.stop = context.AfterFunc(o.ctx, func() {
 		o.watch.Reset(patience)
@@ -361,7 +371,16 @@ func (o *operation) next() (wire.Type, int, error) {
 	if err != nil {
 		return 0, 0, o.lost(err)
 	}
+	o.heard()
 	return t, n, nil
+}
+
+// heard ends the wait for the agent's first word.
+func (o *operation) heard() {
+	if o.quiet != nil {
+		o.quiet.Stop()
+		o.quiet = nil
+	}
 }
 
 // lost turns an error of the stream into why the client is dead.
@@ -384,6 +403,7 @@ func (o *operation) end(clean bool) {
 		clean = false // a cancellation may be under way, or the agent said so
 	}
 	o.watch.Stop()
+	o.heard()
 	if o.pumped != nil {
 		select {
 		case <-o.pumped:

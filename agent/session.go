@@ -28,6 +28,11 @@ type SessionConfig struct {
 	// Recover ends everything in the sandbox when the agent does not answer.
 	// Nil: the connection is given up, and what runs may go on.
 	Recover func(ctx context.Context) error
+	// Quiet is called, at most once for each operation, when nothing was heard of
+	// it for a second: it may just take its time, or the sandbox may have been
+	// paused behind the session's back. ctx ends with the operation. Nil: nothing
+	// is done.
+	Quiet func(ctx context.Context)
 	// Explain turns the error of a broken stream into why it broke. Nil: as it
 	// is.
 	Explain func(ctx context.Context, cause error) error
@@ -127,6 +132,7 @@ func (s *Session) do(ctx context.Context, op string, l *link, req *request, onFr
 
 // roundTrip performs an operation on a live connection.
 func (s *Session) roundTrip(ctx context.Context, l *link, req *request, onFrame func(*operation, wire.Type, int) error) (*wire.Response, error) {
+	req.quiet = s.cfg.Quiet
 	for {
 		c, release, err := l.get(ctx)
 		if err != nil {
@@ -143,6 +149,7 @@ func (s *Session) roundTrip(ctx context.Context, l *link, req *request, onFrame 
 
 // begin begins an operation on a live connection.
 func (s *Session) begin(ctx context.Context, req *request) (*operation, error) {
+	req.quiet = s.cfg.Quiet
 	for {
 		c, release, err := s.main.get(ctx)
 		if err != nil {

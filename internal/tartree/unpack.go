@@ -20,6 +20,8 @@ import (
 // devices, FIFOs and what is beyond the limits. Permission bits and times are
 // restored, setuid, setgid and sticky bits and owners are not.
 //
+// A stream that ends without its end mark is [io.ErrUnexpectedEOF].
+//
 // After a failure what was unpacked until then is left in place.
 func Unpack(ctx context.Context, r io.Reader, dir string, limits Limits) error {
 	root, err := os.OpenRoot(dir)
@@ -39,13 +41,20 @@ func UnpackRoot(ctx context.Context, r io.Reader, root *os.Root, limits Limits) 
 		limits.Entries = DefaultEntries
 	}
 	u := &unpacker{ctx: ctx, root: root, limits: limits, buf: make([]byte, 64<<10)}
-	tr := tar.NewReader(r)
+	counted := &counter{r: r}
+	tr := tar.NewReader(counted)
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
+		before := counted.n
 		h, err := tr.Next()
 		if err == io.EOF {
+			// Package tar takes the end of the input for the end of the stream, but
+			// a stream without its end mark has been cut.
+			if counted.n-before < blockSize {
+				return io.ErrUnexpectedEOF
+			}
 			break
 		}
 		if err != nil {
@@ -341,6 +350,19 @@ func (u *unpacker) finishDirs() error {
 		}
 	}
 	return nil
+}
+
+const blockSize = 512
+
+type counter struct {
+	r io.Reader
+	n int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
 }
 
 // writerOnly hides ReadFrom, which would not use the buffer.

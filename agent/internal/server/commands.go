@@ -96,7 +96,11 @@ func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(p
 	cs.count++
 	c.id = fmt.Sprintf("%s-%d", cs.prefix, cs.count)
 	cs.mu.Unlock()
-	p, err := cs.program(cmd, c.id)
+	var p *program
+	err := slowly(func() (err error) {
+		p, err = cs.program(cmd, c.id)
+		return err
+	})
 	if err != nil {
 		return err
 	}

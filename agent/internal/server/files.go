@@ -51,6 +51,25 @@ func slowly(f func() error) error {
 	return f()
 }
 
+// waitless lends the slot that its user holds while it waits for the other
+// side: a tree is packed and unpacked under a slot, but not its transport.
+type waitless struct {
+	io.Reader
+	io.Writer
+}
+
+func (w waitless) Read(p []byte) (int, error) {
+	<-slots
+	defer func() { slots <- struct{}{} }()
+	return w.Reader.Read(p)
+}
+
+func (w waitless) Write(p []byte) (int, error) {
+	<-slots
+	defer func() { slots <- struct{}{} }()
+	return w.Writer.Write(p)
+}
+
 // host returns where the clean path p is.
 func (f *files) host(p string) string {
 	for _, place := range f.places {
@@ -559,5 +578,7 @@ func (f *files) upload(ctx context.Context, req *wire.Request, data io.Reader) e
 		return err
 	}
 	defer root.Close()
-	return t.unpacked(ctx, tartree.UnpackRoot(ctx, data, root, tartree.Limits{Readable: f.shared}))
+	return t.unpacked(ctx, slowly(func() error {
+		return tartree.UnpackRoot(ctx, waitless{Reader: data}, root, tartree.Limits{Readable: f.shared})
+	}))
 }

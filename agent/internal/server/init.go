@@ -9,8 +9,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -182,34 +180,6 @@ func (s *stdio) Close() error {
 	var err error
 	s.once.Do(func() { err = errors.Join(s.in.Close(), s.out.Close()) })
 	return err
-}
-
-// settleRuntime makes the Go runtime fit for a small sandbox: a small heap, and
-// all the threads that it will need. A Go program that cannot make a thread
-// dies, and a fork bomb takes the last one.
-func settleRuntime() {
-	debug.SetGCPercent(50)
-	// Setting it also ends the runtime's regular look at the processor limit.
-	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 4))
-
-	threads := 20
-	if limit := pidsLimit(); limit > 0 {
-		threads = min(threads, max(int(limit)/8, 2))
-	}
-	var locked, released sync.WaitGroup
-	locked.Add(threads)
-	for range threads {
-		released.Go(func() {
-			// A goroutine that is locked to its thread shares it with no other. The
-			// runtime keeps the threads for later use.
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			locked.Done()
-			locked.Wait()
-		})
-	}
-	released.Wait()
-	slots = make(chan struct{}, max(min(threads/2, 8), 1))
 }
 
 // Connect relays between this process's standard input and output and the

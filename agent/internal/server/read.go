@@ -296,9 +296,7 @@ func (c *call) download(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A download holds one thread, and never for long: its reads are of files
-	// and directories only.
-	err = tartree.Pack(ctx, dataWriter{ctx, c.out}, name)
+	err = slowly(func() error { return tartree.Pack(ctx, waitless{Writer: dataWriter{ctx, c.out}}, name) })
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
