@@ -43,7 +43,7 @@ const (
 type Error struct {
 	Kind Kind
 	// Reason is the kind as scripts see it in flow.attempt's error: finer than
-	// Kind. Empty where no script ran.
+	// Kind. Empty where the workflow could not be run as asked.
 	Reason string
 	// Msg says what went wrong. It may have several lines.
 	Msg string
@@ -202,8 +202,11 @@ func (x *execution) explain(err error) *Error {
 	if e.Hint == "" {
 		e.Hint = hintForError(e)
 	}
-	if e.Kind == KindParams {
-		e.Backtrace = nil // the mistake is not in the script
+	switch e.Kind {
+	case KindParams:
+		e.Reason, e.Backtrace = "", nil // the mistake is not in the script
+	case KindLoad, KindSyntax:
+		e.Reason = ""
 	}
 	return e
 }

@@ -1,6 +1,8 @@
 package starlib_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -187,13 +189,22 @@ func TestNothingLeadsOutOfTheDirectory(t *testing.T) {
 
 func TestMissingFile(t *testing.T) {
 	_, err := starlib.New(nil, starlib.Options{}).RunFile(t.Context(), "testdata/nothing.star", nil)
-	if e := wantKind(t, err, starlib.KindLoad); e.Msg != "testdata/nothing.star: no such file" {
+	if e := wantKind(t, err, starlib.KindLoad); e.Msg != "testdata/nothing.star: no such file" || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(e.Msg)
 	}
 	_, err = starlib.New(nil, starlib.Options{}).RunFile(t.Context(), "testdata", nil)
 	wantKind(t, err, starlib.KindLoad)
 	_, err = starlib.New(nil, starlib.Options{}).RunFile(t.Context(), "no/such/dir/x.star", nil)
 	wantKind(t, err, starlib.KindLoad)
+}
+
+// The file that the caller names may be a link; what it loads is beside the link.
+func TestMainIsALink(t *testing.T) {
+	dir := tree(t, map[string]string{"real/main.star": "load('x.star', 'x')\ndef main(): return x", "flow/main.star": "->../real/main.star", "flow/x.star": "x = 1"})
+	res, err := starlib.New(nil, starlib.Options{}).RunFile(t.Context(), filepath.Join(dir, "flow/main.star"), nil)
+	if err != nil || res.Value != int64(1) {
+		t.Fatal(res, err)
+	}
 }
 
 func TestTransfers(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -98,12 +99,13 @@ func (rt *Runtime) open(file string, src []byte) (*execution, error) {
 	x := &execution{rt: rt, files: files, main: base}
 	x.loader = newLoader(files.FS(), shown, rt.predeclared())
 	if src == nil {
-		if src, err = script.ReadRegular(files.FS(), base, maxSource); err != nil {
+		if src, err = rt.readMain(dir, base); err != nil {
 			files.Close()
+			e := &Error{Kind: KindLoad, Msg: err.Error(), Err: err}
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%s: no such file", file)
+				e.Msg = file + ": no such file"
 			}
-			return nil, &Error{Kind: KindLoad, Msg: err.Error(), Err: err}
+			return nil, e
 		}
 	}
 	x.loader.sources[x.loader.shown(base)] = string(src)
@@ -113,18 +115,27 @@ func (rt *Runtime) open(file string, src []byte) (*execution, error) {
 	return x, nil
 }
 
+// readMain reads the file that the caller named. Unlike what the script names it
+// may be a link to a file that is elsewhere.
+func (rt *Runtime) readMain(dir, base string) ([]byte, error) {
+	if rt.options.FS != nil {
+		return script.ReadRegular(rt.options.FS, base, maxSource)
+	}
+	return script.ReadRegular(os.DirFS(dir), base, maxSource)
+}
+
 // script executes the file and main, and returns main's value.
 func (x *execution) script(ctx context.Context, params Params) (any, *Error) {
 	limits := x.rt.options.Limits
-	ctx, end := x.run.Begin(ctx)
-	defer end()
+	ctx, stop := x.run.Begin(ctx)
+	defer stop(nil)
 	if limits.Time > 0 {
 		timer := time.AfterFunc(limits.Time, func() {
-			x.run.Stop(script.Limit(fmt.Sprintf("the script ran longer than %v", limits.Time)))
+			stop(script.Limit(fmt.Sprintf("the script ran longer than %v", limits.Time)))
 		})
 		defer timer.Stop()
 	}
-	defer watchHeap(limits.Heap, x.run.Stop)()
+	defer watchHeap(limits.Heap, stop)()
 
 	v, err := x.run.Do(ctx, nil, "main", func(th *starlark.Thread) (starlark.Value, error) {
 		globals, err := x.loader.exec(th, x.main)
@@ -156,7 +167,7 @@ func callMain(th *starlark.Thread, globals starlark.StringDict, params Params) (
 	main, ok := globals["main"]
 	if !ok {
 		if len(params) > 0 {
-			return nil, &paramsError{problems: []string{errNoMain.Error()}}
+			return nil, &paramsError{problems: []string{"the workflow has no function main, so it takes no parameters"}}
 		}
 		return starlark.None, nil
 	}
@@ -226,9 +237,9 @@ func (x *execution) deferred(ctx context.Context) (errs []error) {
 	grace := x.rt.options.CleanupGrace
 	ctx, cancel := context.WithTimeoutCause(ctx, grace, fmt.Errorf("deferred calls took longer than %v", grace))
 	defer cancel()
-	ctx, end := x.run.Begin(ctx)
-	defer end()
-	defer watchHeap(x.rt.options.Limits.Heap, x.run.Stop)()
+	ctx, stop := x.run.Begin(ctx)
+	defer stop(nil)
+	defer watchHeap(x.rt.options.Limits.Heap, stop)()
 	for {
 		d, ok := x.run.PopDeferred()
 		if !ok {

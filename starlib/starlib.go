@@ -24,7 +24,6 @@
 package starlib
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -178,5 +177,3 @@ type Result struct {
 	// Duration is the time from the start of the run to the end of its cleanup.
 	Duration time.Duration
 }
-
-var errNoMain = fmt.Errorf("the workflow has no function main, so it takes no parameters")

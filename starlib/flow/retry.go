@@ -76,7 +76,7 @@ func waitUntil(t *script.Thread, th *starlark.Thread, args starlark.Tuple, kwarg
 				case err == nil && bool(v.Truth()):
 					return v, nil
 				case t.Canceled():
-					return nil, t.Cause()
+					return nil, context.Cause(t.Ctx)
 				case err != nil:
 					last = err
 				default:
@@ -89,11 +89,11 @@ func waitUntil(t *script.Thread, th *starlark.Thread, args starlark.Tuple, kwarg
 		})
 	})
 	if err != nil && context.Cause(ctx) == error(expired) {
-		if last != nil {
-			expired.Msg += "; the last time: " + last.Error()
-			expired.Err = last
+		if last == nil {
+			return nil, expired
 		}
-		return nil, expired
+		// Not expired itself: as the context's cause it may be read elsewhere.
+		return nil, &script.Failure{Kind: expired.Kind, Msg: expired.Msg + "; the last time: " + last.Error(), Err: last}
 	}
 	return v, err
 }

@@ -1,7 +1,6 @@
 package script
 
 import (
-	"context"
 	"errors"
 
 	"go.starlark.net/starlark"
@@ -109,6 +108,3 @@ func each(err error, fn func(*Failure) bool) bool {
 // Canceled reports whether the thread is being stopped, as opposed to having
 // failed by itself.
 func (t *Thread) Canceled() bool { return t.Ctx.Err() != nil }
-
-// Cause returns why the thread is being stopped, nil while it is not.
-func (t *Thread) Cause() error { return context.Cause(t.Ctx) }

@@ -28,8 +28,6 @@ type Config struct {
 	Files *Files
 	// Load makes the globals of a module that a thread loads.
 	Load func(th *starlark.Thread, module string) (starlark.StringDict, error)
-	// Args is host.args.
-	Args []string
 	// AllowsEnv says which variables host.env may read, and Getenv reads them.
 	AllowsEnv func(name string) bool
 	Getenv    func(name string) (value string, set bool)
@@ -43,8 +41,6 @@ type Config struct {
 	Steps uint64
 	// Output bounds the bytes that scripts print.
 	Output int64
-	// Depth bounds how deep values may nest.
-	Depth int
 	// UpdateGolden makes assert.golden write files instead of comparing.
 	UpdateGolden bool
 }
@@ -88,14 +84,14 @@ func NewRun(c Config) *Run {
 
 // Begin starts a phase of the run: the workflow itself, then its cleanup. Each
 // has a context and a budget of steps of its own, so that a run that was
-// cancelled or has used up its steps can still clean up. end releases it.
-func (r *Run) Begin(parent context.Context) (ctx context.Context, end func()) {
+// cancelled or has used up its steps can still clean up. stop ends the phase.
+func (r *Run) Begin(parent context.Context) (ctx context.Context, stop context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	r.mu.Lock()
 	r.ctx, r.cancel = ctx, cancel
 	r.mu.Unlock()
 	r.budget.Store(int64(min(r.Steps, 1<<62)))
-	return ctx, func() { cancel(context.Canceled) }
+	return ctx, cancel
 }
 
 // Context returns the context of the present phase, for values that are asked
@@ -175,7 +171,8 @@ type Limit string
 func (l Limit) Error() string { return string(l) }
 
 // stepChunk is how many steps a thread draws from the budget at once, so that
-// threads do not contend for every step.
+// threads do not contend for every step. A run may stop short of its limit by
+// that much for each thread.
 const stepChunk = 10_000
 
 // draw gives the thread more steps, or stops the run where none are left.

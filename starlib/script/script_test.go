@@ -201,8 +201,8 @@ func newRun() *Run { return NewRun(Config{Steps: 1 << 40}) }
 // the end of the outer context is never lost, whichever comes first.
 func TestUnder(t *testing.T) {
 	r := newRun()
-	outer, end := r.Begin(t.Context())
-	defer end()
+	outer, stop := r.Begin(t.Context())
+	defer stop(nil)
 	spin, err := starlark.ExecFileOptions(&dialect, &starlark.Thread{}, "x.star", "def spin():\n  while True: pass", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -45,12 +45,6 @@ func From(th *starlark.Thread) *Thread {
 	return t
 }
 
-// InRun reports whether the thread belongs to a run.
-func InRun(th *starlark.Thread) bool {
-	_, ok := th.Local(threadKey).(*Thread)
-	return ok
-}
-
 // Do runs fn with a new Starlark thread on the calling goroutine. The thread
 // stops when ctx is done. parent is the thread that starts it, nil for the
 // first.
