@@ -38,7 +38,9 @@ func FuzzParamText(f *testing.F) {
 	}
 	defaults := []starlark.Value{
 		starlark.None, starlark.False, starlark.MakeInt(1), starlark.Float(1), starlark.String(""),
-		starlark.NewList(nil), starlark.NewDict(0), starlark.Tuple{}, script.NewRecord("r", "r", starlark.StringDict{}),
+		starlark.NewList(nil), starlark.NewDict(0), starlark.Tuple{}, script.NewRecord("r", starlark.StringDict{}, func() string {
+			return "r"
+		}),
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, def := range defaults {

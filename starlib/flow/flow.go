@@ -77,10 +77,12 @@ func attempt(t *script.Thread, th *starlark.Thread, args starlark.Tuple, kwargs 
 		return nil, err
 	}
 	kind, msg := script.KindOf(err), err.Error()
-	return starlark.Tuple{starlark.None, script.NewRecord("error", fmt.Sprintf("<error %s: %s>", kind, msg), starlark.StringDict{
+	return starlark.Tuple{starlark.None, script.NewRecord("error", starlark.StringDict{
 		"kind":    starlark.String(kind),
 		"message": starlark.String(msg),
 		"result":  script.ValueOf(err),
+	}, func() string {
+		return fmt.Sprintf("<error %s: %s>", kind, msg)
 	})}, nil
 }
 

@@ -298,8 +298,7 @@ func newResult(res *provider.Result) *script.Record {
 	if res.Signal == "" && res.ExitCode >= 0 {
 		code = starlark.MakeInt(res.ExitCode)
 	}
-	text := fmt.Sprintf("<result: %s, stdout %d bytes, stderr %d bytes>", ending(res), len(res.Stdout), len(res.Stderr))
-	return script.NewRecord("result", text, starlark.StringDict{
+	return script.NewRecord("result", starlark.StringDict{
 		"exit_code": code,
 		"ok":        starlark.Bool(res.OK()),
 		"stdout":    starlark.String(res.Stdout),
@@ -309,6 +308,8 @@ func newResult(res *provider.Result) *script.Record {
 		"oom":       starlark.Bool(res.OutOfMemory),
 		"truncated": starlark.Bool(res.Truncated),
 		"duration":  startime.Duration(res.Duration),
+	}, func() string {
+		return fmt.Sprintf("<result: %s, stdout %d bytes, stderr %d bytes>", ending(res), len(res.Stdout), len(res.Stderr))
 	})
 }
 

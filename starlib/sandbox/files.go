@@ -106,13 +106,15 @@ func statPath(t *script.Thread, s *Sandbox, args starlark.Tuple, kwargs []starla
 }
 
 func fileRecord(info provider.FileInfo) *script.Record {
-	return script.NewRecord("file", fmt.Sprintf("<%s %s, %d bytes>", info.Kind, info.Path, info.Size), starlark.StringDict{
+	return script.NewRecord("file", starlark.StringDict{
 		"path":   starlark.String(info.Path),
 		"kind":   starlark.String(info.Kind),
 		"size":   starlark.MakeInt64(info.Size),
 		"mode":   starlark.MakeInt(int(info.Mode.Perm())),
 		"mtime":  startime.Time(info.ModTime),
 		"target": starlark.String(info.Target),
+	}, func() string {
+		return fmt.Sprintf("<%s %s, %d bytes>", info.Kind, info.Path, info.Size)
 	})
 }
 

@@ -70,7 +70,7 @@ func processes(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.T
 				code = starlark.MakeInt(info.ExitCode)
 			}
 		}
-		out[i] = script.NewRecord("process.info", fmt.Sprintf("<process %s, pid %d, %s: %s>", info.ID, info.PID, state, oneLine(info.Command)), starlark.StringDict{
+		out[i] = script.NewRecord("process.info", starlark.StringDict{
 			"id":         starlark.String(info.ID),
 			"pid":        starlark.MakeInt(info.PID),
 			"command":    starlark.String(info.Command),
@@ -80,6 +80,8 @@ func processes(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.T
 			"running":    starlark.Bool(info.Running),
 			"exit_code":  code,
 			"signal":     starlark.String(info.Signal),
+		}, func() string {
+			return fmt.Sprintf("<process %s, pid %d, %s: %s>", info.ID, info.PID, state, oneLine(info.Command))
 		})
 	}
 	return starlark.NewList(out), nil

@@ -145,7 +145,7 @@ func list(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []st
 		if err != nil {
 			return nil, err
 		}
-		out[i] = script.NewRecord("sandbox.info", fmt.Sprintf("<sandbox %s: %s, %s>", info.Name, info.Image, info.State), starlark.StringDict{
+		out[i] = script.NewRecord("sandbox.info", starlark.StringDict{
 			"name":        starlark.String(info.Name),
 			"image":       starlark.String(info.Image),
 			"status":      starlark.String(info.State),
@@ -154,6 +154,8 @@ func list(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []st
 			"keep":        starlark.Bool(info.Keep),
 			"owner_alive": starlark.Bool(info.OwnerAlive),
 			"labels":      labels,
+		}, func() string {
+			return fmt.Sprintf("<sandbox %s: %s, %s>", info.Name, info.Image, info.State)
 		})
 	}
 	return starlark.NewList(out), nil

@@ -154,8 +154,7 @@ func stats(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple
 	}); err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("<stats: cpu %v, memory %d bytes, %d processes>", st.CPUTime, st.Memory, st.PIDs)
-	return script.NewRecord("sandbox.stats", text, starlark.StringDict{
+	return script.NewRecord("sandbox.stats", starlark.StringDict{
 		"cpu_time":     startime.Duration(st.CPUTime),
 		"cpu_percent":  starlark.Float(st.CPUPercent),
 		"memory":       starlark.MakeInt64(st.Memory),
@@ -165,5 +164,7 @@ func stats(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple
 		"pids_peak":    starlark.MakeInt64(st.PIDsPeak),
 		"pids_limit":   starlark.MakeInt64(st.PIDsLimit),
 		"oom_kills":    starlark.MakeInt64(st.OOMKills),
+	}, func() string {
+		return fmt.Sprintf("<stats: cpu %v, memory %d bytes, %d processes>", st.CPUTime, st.Memory, st.PIDs)
 	}), nil
 }

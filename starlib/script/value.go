@@ -3,7 +3,6 @@ package script
 import (
 	"encoding/json"
 	"fmt"
-	"sort"
 
 	"go.starlark.net/starlark"
 )
@@ -75,36 +74,30 @@ func NewModule(name string, fns map[string]Function) *Module {
 // description of a file. It converts to a JSON object.
 type Record struct {
 	kind   string
-	text   string
+	text   func() string
 	fields starlark.StringDict
-	names  []string
 }
 
-// NewRecord returns a record of the given type, which prints as text. The
+// NewRecord returns a record of the given type, which prints as text says. The
 // fields must not be changed afterwards, and are frozen.
-func NewRecord(kind, text string, fields starlark.StringDict) *Record {
+func NewRecord(kind string, fields starlark.StringDict, text func() string) *Record {
 	fields.Freeze()
-	r := &Record{kind: kind, text: text, fields: fields, names: make([]string, 0, len(fields))}
-	for name := range fields {
-		r.names = append(r.names, name)
-	}
-	sort.Strings(r.names)
-	return r
+	return &Record{kind, text, fields}
 }
 
-func (r *Record) String() string        { return r.text }
+func (r *Record) String() string        { return r.text() }
 func (r *Record) Type() string          { return r.kind }
 func (r *Record) Freeze()               {}
 func (r *Record) Truth() starlark.Bool  { return true }
 func (r *Record) Hash() (uint32, error) { return 0, fmt.Errorf("unhashable: %s", r.kind) }
-func (r *Record) AttrNames() []string   { return r.names }
+func (r *Record) AttrNames() []string   { return r.fields.Keys() }
 
 // Attr implements [starlark.HasAttrs].
 func (r *Record) Attr(name string) (starlark.Value, error) {
 	if v, ok := r.fields[name]; ok {
 		return v, nil
 	}
-	return nil, NoAttr(r.kind, name, r.names)
+	return nil, NoAttr(r.kind, name, r.AttrNames())
 }
 
 // MarshalJSON is what json.encode calls.
