@@ -379,7 +379,6 @@ func (o *operation) next() (wire.Type, int, error) {
 func (o *operation) heard() {
 	if o.quiet != nil {
 		o.quiet.Stop()
-		o.quiet = nil
 	}
 }
 

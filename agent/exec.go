@@ -26,10 +26,12 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 	if cmd.Stdin != nil {
 		req.Input, req.input, req.prompt = true, cmd.Stdin, prompt(cmd.Stdin)
 	}
-	var recovered atomic.Bool
+	var recovered atomic.Pointer[client]
 	req.unanswered = func(c *client) {
-		recovered.Store(s.cfg.Recover != nil)
-		s.recover(ctx, c)
+		if s.cfg.Recover != nil {
+			recovered.Store(c)
+			s.recover(ctx, c)
+		}
 	}
 	out := &collector{onOutput: cmd.OnOutput, keeper: wire.NewKeeper(req.Command.MaxOutput)}
 	resp, err := s.roundTrip(ctx, &s.main, req, out.frame)
@@ -48,8 +50,10 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 		return nil, s.fail(ctx, op, errIncomplete)
 	case err == nil:
 		return result, nil
-	case recovered.Load():
-		// Everything in the sandbox has been ended, and so was the command.
+	case recovered.Load() != nil:
+		// Everything in the sandbox has been ended, and so was the command. The
+		// connection breaks before that is over, so this waits for it.
+		s.recover(ctx, recovered.Load())
 		result.Signal = "SIGKILL"
 		if cause := context.Cause(ctx); cause != nil {
 			return result, s.fail(ctx, op, cause)

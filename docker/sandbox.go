@@ -43,10 +43,9 @@ func (p *Provider) newSandbox(name, id, instance string) *Sandbox {
 	s.Session = agent.NewSession(agent.SessionConfig{
 		Sandbox: name,
 		Dial:    s.dial,
-		Files: func(ctx context.Context) (io.ReadWriteCloser, error) {
-			return s.execStream(ctx, agent.FilesArgs(skillsMount))
-		},
+		Files:   s.dialFiles,
 		Recover: s.restart,
+		Quiet:   s.unpause,
 		Explain: s.explain,
 	})
 	p.mu.Lock()
@@ -174,6 +173,22 @@ func (s *Sandbox) dial(ctx context.Context) (io.ReadWriteCloser, error) {
 		return nil, err
 	}
 	return s.remember(st.(*stream), started), nil
+}
+
+// dialFiles starts a server for changes under /skills.
+func (s *Sandbox) dialFiles(ctx context.Context) (io.ReadWriteCloser, error) {
+	if _, err := s.ready(ctx); err != nil {
+		return nil, err
+	}
+	return s.execStream(ctx, agent.FilesArgs(skillsMount))
+}
+
+// unpause resumes the sandbox if somebody has paused it since the session was
+// made. Where that fails, the operation that waits reports what becomes of it.
+func (s *Sandbox) unpause(ctx context.Context) {
+	if c, err := s.inspect(ctx, "inspect"); err == nil && c.State.Paused {
+		s.ready(ctx)
+	}
 }
 
 // ready brings the container to the running state and returns since when it
