@@ -69,7 +69,7 @@ from_cache() {
 	flock 9
 	docker image inspect "$name" >/dev/null 2>&1 && return
 	if ! gzip -t "$tar" 2>/dev/null; then
-		say "building $name from Debian's packages (this takes a minute or two, once)"
+		say "building $name from Debian's packages, once"
 		work=$(mktemp -d)
 		rm -f "$tar" "$tar".tmp.*
 		("$recipe" "$tar.tmp.$$" "$packages") # a subshell: it may change directory
