@@ -31,18 +31,20 @@ alive() {
 
 ensure() {
 	local version
-	need docker docker.io iptables
-	# Newer releases have the client in a package of its own.
-	need docker docker-cli
+	[ -z "${DOCKER_HOST:-}" ] || need docker docker.io
 	if version=$(answers); then
 		say "Docker Engine $version answers at $(endpoint)"
 		return
 	fi
-	[ -z "${DOCKER_HOST:-}" ] || die "no engine answers at DOCKER_HOST=$DOCKER_HOST; unset it to have one started here"
+	[ -z "${DOCKER_HOST:-}" ] ||
+		die "no engine answers at DOCKER_HOST=$DOCKER_HOST; unset it to have one started here"
 	if [ -S /var/run/docker.sock ] && [ ! -w /var/run/docker.sock ] && as_root timeout 10 docker version >/dev/null 2>&1; then
 		die "a Docker Engine runs here, but $(id -un) may not use it: run as root, or 'sudo usermod -aG docker $(id -un)' and log in again"
 	fi
+	# Before the installation: where there is systemd it starts the service.
+	as_root bash "$0" remember
 	need dockerd docker.io iptables
+	need docker docker-cli # newer releases have the client in a package of its own
 	need iptables iptables
 	need ip iproute2 # to take the engine's bridges away again
 	start
@@ -52,22 +54,33 @@ start() {
 	local begin=$SECONDS version
 	as_root bash "$0" start-as-root "$(id -gn)" || die "the engine could not be started"
 	version=$(answers) || die "the engine runs, but does not answer $(id -un) at $(endpoint)"
-	say "started Docker Engine $version in $(took "$begin") (log: $log)"
+	say "started Docker Engine $version in $(took "$begin")"
 }
 
-# The parts from here to stop_as_root run as root.
+# The parts from here to the end of restore_machine run as root.
 
-start_as_root() {
-	local group=$1 units=() unit
+# remember notes what the engine is about to change and does not change back.
+remember() {
+	local unit
 	rm -rf "$state"
 	mkdir -p "$state"
-	remember_machine
-	if [ -d /run/systemd/system ] && systemctl cat docker.service >/dev/null 2>&1; then
-		for unit in containerd.service docker.socket docker.service; do
-			systemctl is-active --quiet "$unit" || units+=("$unit")
-		done
-		printf '%s\n' "${units[@]}" >"$state/units"
-		systemctl start docker.service
+	if ! iptables-save 2>/dev/null | grep -q DOCKER; then
+		iptables-save 2>/dev/null | sed -n '/^\*filter/,/^COMMIT/s/^:FORWARD \([A-Z]*\).*/\1/p' >"$state/forward-policy"
+	fi
+	ip link show docker0 >/dev/null 2>&1 || touch "$state/no-docker0"
+	cat /proc/sys/net/ipv4/ip_forward >"$state/ip_forward"
+	if [ -d /run/systemd/system ]; then
+		for unit in docker.service docker.socket containerd.service; do
+			systemctl is-active --quiet "$unit" || printf '%s\n' "$unit"
+		done >"$state/inactive-units"
+	fi
+}
+
+start_as_root() {
+	local group=$1
+	if [ -e "$state/inactive-units" ] && systemctl cat docker.service >/dev/null 2>&1; then
+		mv "$state/inactive-units" "$state/units"
+		systemctl start docker.service || true # the wait below tells
 	else
 		mount_cgroups
 		# A session of its own: Ctrl-C in this terminal must not end it before it is stopped in order.
@@ -88,15 +101,6 @@ mount_cgroups() {
 	grep -q ' - cgroup2\? ' /proc/self/mountinfo && return
 	mount -t cgroup2 none /sys/fs/cgroup
 	touch "$state/mounted-cgroups"
-}
-
-# remember_machine notes what the engine is about to change and does not change back.
-remember_machine() {
-	if ! iptables-save 2>/dev/null | grep -q DOCKER; then
-		iptables-save 2>/dev/null | sed -n '/^\*filter/,/^COMMIT/s/^:FORWARD \([A-Z]*\).*/\1/p' >"$state/forward-policy"
-	fi
-	ip link show docker0 >/dev/null 2>&1 || touch "$state/no-docker0"
-	cat /proc/sys/net/ipv4/ip_forward >"$state/ip_forward"
 }
 
 stop_as_root() {
@@ -128,7 +132,7 @@ stop_as_root() {
 end_leftovers() {
 	local proc cmdline mounted
 	for proc in /proc/[0-9]*; do
-		cmdline=$(tr '\0' ' ' <"$proc/cmdline" 2>/dev/null) || continue
+		cmdline=$({ tr '\0' ' ' <"$proc/cmdline"; } 2>/dev/null) || continue
 		case $cmdline in
 		*containerd*"$state/exec/"*) kill -KILL "${proc#/proc/}" 2>/dev/null || true ;;
 		esac
@@ -188,6 +192,7 @@ case ${1:-} in
 ensure) ensure ;;
 stop) stop ;;
 with) shift && with "$@" ;;
+remember) remember ;;
 start-as-root) start_as_root "$2" ;;
 stop-as-root) stop_as_root ;;
 *) die "usage: $0 ensure | stop | with COMMAND..." ;;
