@@ -38,7 +38,8 @@ ensure() {
 	fi
 	[ -z "${DOCKER_HOST:-}" ] ||
 		die "no engine answers at DOCKER_HOST=$DOCKER_HOST; unset it to have one started here"
-	if [ -S /var/run/docker.sock ] && [ ! -w /var/run/docker.sock ] && as_root timeout 10 docker version >/dev/null 2>&1; then
+	if [ -S /var/run/docker.sock ] && [ ! -w /var/run/docker.sock ] &&
+		{ ! command -v sudo || sudo timeout 10 docker version; } >/dev/null 2>&1; then
 		die "a Docker Engine runs here, but $(id -un) may not use it: run as root, or 'sudo usermod -aG docker $(id -un)' and log in again"
 	fi
 	# Before the installation: where there is systemd it starts the service.
