@@ -70,10 +70,10 @@ func checkBinary(path, goarch string) error {
 	}
 	f, err := elf.Open(path)
 	if err != nil {
-		if e, ok := errors.AsType[*elf.FormatError](err); ok {
-			return fmt.Errorf("not an ELF program: %w", e)
+		if e, ok := errors.AsType[*fs.PathError](err); ok {
+			return e.Err
 		}
-		return err
+		return fmt.Errorf("not an ELF program: %w", err)
 	}
 	defer f.Close()
 	if f.Machine != want {

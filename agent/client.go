@@ -68,9 +68,15 @@ func newClient(ctx context.Context, conn io.ReadWriteCloser) (*client, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, greetingBound, errUnanswered)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	err := wire.WriteHello(conn, wire.Hello{Version: wire.Version})
-	if err == nil {
-		_, err = wire.ReadHello(conn)
+	// Both sides greet first, and a stream need not hold anything.
+	written := make(chan error, 1)
+	go func() { written <- wire.WriteHello(conn, wire.Hello{Version: wire.Version}) }()
+	_, err := wire.ReadHello(conn)
+	if err != nil {
+		conn.Close() // also ends the writing
+	}
+	if writeErr := <-written; err == nil {
+		err = writeErr
 	}
 	if !stop() {
 		return nil, fmt.Errorf("open a session: %w", context.Cause(ctx))
