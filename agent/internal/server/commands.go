@@ -31,6 +31,7 @@ type commands struct {
 	env       []string
 	prefix    string // makes ids unique over restarts of the sandbox
 	devNull   *os.File
+	spawner   spawner
 	oomScore  *oomScore
 	oomKills  *oomCounter
 	kept      *keptOutput
@@ -81,6 +82,7 @@ func newCommands(files *files) (*commands, error) {
 		env:       os.Environ(),
 		prefix:    hex.EncodeToString(b[:]),
 		devNull:   devNull,
+		spawner:   newSpawner(),
 		oomScore:  openOOMScore(),
 		oomKills:  openOOMCounter(),
 		kept:      newKeptOutput(),
@@ -144,19 +146,20 @@ func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(p
 		Files: []uintptr{child[0].Fd(), child[1].Fd(), child[2].Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
-	cs.mu.Lock()
-	c.began, c.started = bootTicks(), time.Now()
-	cs.oomScore.raise()
-	pid, err := syscall.ForkExec(p.path, p.argv, attr)
-	cs.oomScore.lower()
-	if err == nil {
-		c.pid = pid
-		cs.running[pid] = c
-		if c.background {
-			cs.remember(c)
+	cs.spawner.do(func() {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		c.began, c.started = bootTicks(), time.Now()
+		cs.oomScore.raise()
+		c.pid, err = syscall.ForkExec(p.path, p.argv, attr)
+		cs.oomScore.lower()
+		if err == nil {
+			cs.running[c.pid] = c
+			if c.background {
+				cs.remember(c)
+			}
 		}
-	}
-	cs.mu.Unlock()
+	})
 	closeAll(child[:]...)
 	if err != nil {
 		closeAll(ours...)

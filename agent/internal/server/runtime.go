@@ -18,12 +18,17 @@ import (
 // dies, and a fork bomb takes the last one.
 func settleRuntime() {
 	debug.SetGCPercent(50)
+	limit := pidsLimit()
+	processors := 4
+	if limit > 0 && limit < 64 {
+		processors = 1 // each may need several threads
+	}
 	// Setting it also ends the runtime's regular look at the processor limit.
-	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), 4))
+	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), processors))
 
 	threads := 20
-	if limit := pidsLimit(); limit > 0 {
-		threads = min(threads, max(int(limit)/8, 2))
+	if limit > 0 {
+		threads = min(threads, max(int(limit)/8, 6))
 	}
 	var locked, released sync.WaitGroup
 	locked.Add(threads)
@@ -38,7 +43,7 @@ func settleRuntime() {
 		})
 	}
 	released.Wait()
-	slots = make(chan struct{}, max(min(threads/2, 8), 1))
+	slots = make(chan struct{}, min(threads/3, 8))
 	dropUnusedCode()
 }
 

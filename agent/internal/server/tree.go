@@ -285,6 +285,7 @@ func (t *tree) orphan(p *process) bool {
 // anything is killed: a process that forks faster than it can be found would
 // otherwise get away.
 func (t *tree) kill(deadline time.Time) error {
+	t.stopGroups()
 	for {
 		n, err := t.signal(syscall.SIGSTOP, true)
 		if err != nil {
@@ -295,6 +296,18 @@ func (t *tree) kill(deadline time.Time) error {
 		}
 	}
 	return untilNone(deadline, func() (int, error) { return t.signal(syscall.SIGKILL, false) })
+}
+
+// stopGroups stops the process groups of the targets: most of a tree, at once,
+// which leaves the processor to the search for the rest.
+func (t *tree) stopGroups() {
+	t.cs.mu.Lock()
+	defer t.cs.mu.Unlock()
+	for c := range t.targets {
+		if t.cs.running[c.pid] == c { // else the number may be another's
+			syscall.Kill(-c.pid, syscall.SIGSTOP)
+		}
+	}
 }
 
 // untilNone calls kill until it finds nothing more to kill.
