@@ -8,14 +8,15 @@ need_go
 need gcc gcc libc6-dev # the race detector needs cgo
 scripts/image.sh all
 
-# ours prints what of ours is on the engine, one a line, but for the agent's
-# volumes: they stay for the next sandbox.
+# ours prints what of ours is on the engine, one a line, but for the agent and
+# what holds it: they stay for the next sandbox.
 ours() {
-	local label=dev.capybara.sandbox=1 agent
-	agent=$(docker volume ls -q --filter label=dev.capybara.sandbox.role=agent)
-	docker ps -a --filter label=$label --format 'container {{.Names}}'
-	docker network ls --filter label=$label --format 'network {{.Name}}'
-	docker volume ls --filter label=$label --format '{{.Name}}' | { grep -v -x -F -e "$agent" || true; } | sed 's/^/volume /'
+	local filter=label=dev.capybara.sandbox=1 role='{{.Label "dev.capybara.sandbox.role"}}'
+	{
+		docker ps -a --filter "$filter" --format "$role container {{.Names}}"
+		docker network ls --filter "$filter" --format "$role network {{.Name}}"
+		docker volume ls --filter "$filter" --format "$role volume {{.Name}}"
+	} | sed -n '/^agent /!s/^[^ ]* //p'
 }
 
 before=$(ours)
