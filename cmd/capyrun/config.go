@@ -56,11 +56,11 @@ var keys = []key{
 		value: func(s *settings) any { return &s.docker.Labels }},
 	{name: "agent_binary", usage: "`PATH` of a static capyrun for the engine's platform (default: this program)",
 		value: func(s *settings) any { return &s.docker.AgentBinary }},
-	{name: "log_level", usage: "what is logged: info, warning or error (`LEVEL`; default: info)",
+	{name: "log_level", usage: "least `LEVEL` that is logged: info, warning or error (default: info)",
 		value: func(s *settings) any { return &s.logLevel }, words: []string{"info", "warning", "error"}},
-	{name: "color", usage: "colours on stderr: auto, always or never (`WHEN`; default: auto, and NO_COLOR is respected)",
+	{name: "color", usage: "`WHEN` to use colours on stderr: auto, always or never (default: auto, which respects NO_COLOR)",
 		value: func(s *settings) any { return &s.color }, words: []string{"auto", "always", "never"}},
-	{name: "progress", usage: "how progress is shown: auto, tty, plain or none (`MODE`; default: auto)",
+	{name: "progress", usage: "`MODE` of the progress display: auto, tty, plain or none (default: auto)",
 		value: func(s *settings) any { return &s.progress }, words: []string{"auto", "tty", "plain", "none"}},
 }
 

@@ -28,7 +28,7 @@ func (p *program) execCommand() *cli.Command {
 		ArgsUsage: "NAME [--] COMMAND [ARGUMENT...]",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"c"}, Usage: "a command `LINE` for the sandbox's shell instead of COMMAND"},
-			&cli.DurationFlag{Name: "timeout", Usage: "end the command and all its processes after this `TIME`"},
+			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "end the command and all its processes after this `TIME`"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set a variable, `NAME=VALUE`; may be repeated"},
 			&cli.StringFlag{Name: "cwd", Usage: "working `DIRECTORY` (default: /workspace)"},
 			&cli.StringFlag{Name: "tag", Usage: "`TAG` by which the command can be found and killed"},

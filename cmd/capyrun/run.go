@@ -39,7 +39,7 @@ func (p *program) runCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "param", Aliases: []string{"p"}, Usage: "parameter of main, `NAME=VALUE`; may be repeated"},
 			&cli.StringFlag{Name: "params-file", Usage: "JSON object of parameters in `FILE`; -p overrides them"},
-			&cli.DurationFlag{Name: "timeout", Usage: "stop the run after this `TIME` (default: none)"},
+			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "stop the run after this `TIME`"},
 			&cli.DurationFlag{Name: "exec-timeout", Value: 5 * time.Minute, Usage: "`TIME` for a command that the workflow gives none"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`FORM` of the result: text, json or none"},
 			&cli.StringFlag{Name: "events", Usage: "write everything that happens to `FILE`, as lines of JSON"},
