@@ -71,6 +71,7 @@ func (p *Provider) Sweep(ctx context.Context) (provider.SweepReport, error) {
 		}
 	}
 	removed(p.sweepAgents(ctx, agents))
+	p.sweepAgentImages(ctx)
 	for _, names := range [][]string{report.Sandboxes, report.Networks, report.Volumes} {
 		slices.Sort(names)
 	}
@@ -129,7 +130,21 @@ func (p *Provider) sweepAgents(ctx context.Context, agents []part) []part {
 			continue
 		}
 		p.api.ImageRemove(ctx, x.name+":latest", image.RemoveOptions{}) // in use elsewhere: stays
-		removed = append(removed, x, part{kind: volumePart, name: x.name})
+		removed = append(removed, part{kind: volumePart, name: x.name})
 	}
 	return removed
+}
+
+// sweepAgentImages removes images of the agent that have lost their tag. Where
+// a container stands for one, the engine refuses.
+func (p *Provider) sweepAgentImages(ctx context.Context) {
+	f := ours(provider.LabelRole + "=" + provider.RoleAgent)
+	f.Add("dangling", "true")
+	images, err := p.api.ImageList(ctx, image.ListOptions{Filters: f})
+	if err != nil {
+		return // the next sweep will
+	}
+	for _, img := range images {
+		p.api.ImageRemove(ctx, img.ID, image.RemoveOptions{})
+	}
 }

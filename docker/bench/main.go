@@ -146,8 +146,14 @@ func (b *bench) measure(r row) (string, error) {
 	return fmt.Sprintf("| %s | %.2f ms | %.2f ms | %s | %s, %s |", r.what, ms(a), ms(t), ratioText(ratio), ratioText(r.target), verdict), nil
 }
 
+// settle lets what the last measurement has left to the engine come to its
+// end: an exec's or a container's cleanup goes on for a while after the answer,
+// and would be charged to whatever is measured next.
+const settle = 50 * time.Millisecond
+
 // timed times f, and then does what f left to be done outside of that.
 func (b *bench) timed(f func(int) error, round int) (time.Duration, error) {
+	time.Sleep(settle)
 	begin := time.Now()
 	err := f(round)
 	took := time.Since(begin)

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -174,5 +173,3 @@ func pattern(n int) []byte {
 	}
 	return b.Bytes()[:n]
 }
-
-func lines(s string) []string { return strings.Split(strings.TrimRight(s, "\n"), "\n") }

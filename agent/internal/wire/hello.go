@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -13,7 +14,13 @@ const Version = 1
 const (
 	magic    = "capyrun\x00"
 	maxHello = 16 << 10
+	// maxComplaint is how much is quoted of what is no greeting.
+	maxComplaint = 1 << 10
 )
+
+func notGreeting(b []byte) error {
+	return fmt.Errorf("%w: this is no agent's greeting: %q", ErrGarbled, bytes.TrimSpace(b))
+}
 
 // Hello is what each side says of itself before anything else.
 type Hello struct {
@@ -41,12 +48,15 @@ func ReadHello(r io.Reader) (Hello, error) {
 	var b [len(magic) + 4]byte
 	if n, err := io.ReadFull(r, b[:]); err != nil {
 		if n > 0 && string(b[:min(n, len(magic))]) != magic[:min(n, len(magic))] {
-			return h, fmt.Errorf("%w: it begins with %q, which is no agent's greeting", ErrGarbled, b[:n])
+			return h, notGreeting(b[:n])
 		}
 		return h, truncated(err)
 	}
 	if string(b[:len(magic)]) != magic {
-		return h, fmt.Errorf("%w: it begins with %q, which is no agent's greeting", ErrGarbled, b[:])
+		// An engine that could not run the agent says why where the agent would
+		// greet, and then the stream ends.
+		rest, _ := io.ReadAll(io.LimitReader(r, maxComplaint))
+		return h, notGreeting(append(b[:], rest...))
 	}
 	n := binary.BigEndian.Uint32(b[len(magic):])
 	if n > maxHello {
