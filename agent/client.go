@@ -192,9 +192,6 @@ func (c *client) release(s *stream, reusable bool) {
 type request struct {
 	wire.Request
 	input io.Reader // sent as data frames where Request.Input is set
-	// prompt says that reading the input does not wait, so that its beginning
-	// can travel with the request.
-	prompt bool
 	// timeout is how long the agent may take without a reason to worry. 0: any
 	// time, until it is cancelled.
 	timeout time.Duration
@@ -240,19 +237,7 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 	}
 	o := &operation{c: c, s: s, number: req.Call}
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
-	inputLeft := req.Input
-	if req.Input && req.prompt {
-		inputLeft = o.sendPart(req.input, make([]byte, promptInput)) == nil
-	}
-	if err := s.out.Flush(); err != nil {
-		o.cancel(nil)
-		c.release(s, false)
-		return nil, &lostError{c, c.broken(err)}
-	}
-	if inputLeft {
-		o.pumped = make(chan struct{})
-		go o.pump(req.input)
-	}
+	// Sending may have to wait too, so this watches over it already.
 	o.watch = time.AfterFunc(time.Hour, func() { o.overdue(req.unanswered) })
 	if req.timeout > 0 {
 		o.watch.Reset(req.timeout + patience)
@@ -266,16 +251,30 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 		o.watch.Reset(patience)
 		o.stopCall()
 	})
+	inputLeft := req.Input
+	if req.Input && prompt(req.input) {
+		inputLeft = o.sendPart(req.input) == nil
+	}
+	if err := s.out.Flush(); err != nil {
+		o.end(false)
+		return nil, o.lost(err)
+	}
+	if inputLeft {
+		o.pumped = make(chan struct{})
+		go o.pump(req.input)
+	}
 	return o, nil
 }
 
 // promptInput is how much of an input travels with its request.
 const promptInput = 32 << 10
 
-// sendPart reads once from the input and adds what comes to what is sent next.
+// sendPart reads from an input that does not wait, and adds what comes to what
+// is sent next.
 // io.EOF means that the end was added too; any other error has cancelled the
 // operation.
-func (o *operation) sendPart(input io.Reader, buf []byte) error {
+func (o *operation) sendPart(input io.Reader) error {
+	buf := make([]byte, promptInput)
 	n, err := io.ReadFull(input, buf)
 	if err == io.ErrUnexpectedEOF {
 		err = io.EOF
@@ -463,7 +462,8 @@ type lostError struct {
 func (e *lostError) Error() string { return e.cause.Error() }
 func (e *lostError) Unwrap() error { return e.cause }
 
-// prompt reports whether reading r never waits.
+// prompt reports whether reading r never waits, so that its beginning can travel
+// with the request.
 func prompt(r io.Reader) bool {
 	switch r.(type) {
 	case *bytes.Reader, *bytes.Buffer, *strings.Reader:

@@ -24,7 +24,7 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 	started := time.Now()
 	req := &request{Request: wire.Request{Op: wire.OpExec, Command: wireCommand(&cmd)}, timeout: cmd.Timeout}
 	if cmd.Stdin != nil {
-		req.Input, req.input, req.prompt = true, cmd.Stdin, prompt(cmd.Stdin)
+		req.Input, req.input = true, cmd.Stdin
 	}
 	var recovered atomic.Pointer[client]
 	req.unanswered = func(c *client) {
@@ -117,7 +117,7 @@ func (c *collector) frame(o *operation, t wire.Type, n int) error {
 	default:
 		return nil // unknown frames are tolerated
 	}
-	i := int(stream - provider.Stdout)
+	i := wire.Index(stream)
 	if c.onOutput == nil {
 		b := slices.Grow(c.kept[i], n)
 		b = b[:len(b)+n]

@@ -252,8 +252,8 @@ func assertNoCommands(t *testing.T, s *agent.Session) {
 func TestExecBackgroundChildHoldsOutput(t *testing.T) {
 	b, s := newSession(t)
 	start := time.Now()
-	r := mustExec(t, s, provider.Command{Shell: "(sleep 0.6; echo late; echo alive > survived) & echo early"})
-	if took := time.Since(start); took > 550*time.Millisecond {
+	r := mustExec(t, s, provider.Command{Shell: "(sleep 3; echo late; echo alive > survived) & echo early"})
+	if took := time.Since(start); took > 2900*time.Millisecond {
 		t.Errorf("returned after %v", took)
 	}
 	if string(r.Stdout) != "early\n" {

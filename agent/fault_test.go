@@ -63,7 +63,7 @@ func TestAgentKilled(t *testing.T) {
 	start := time.Now()
 	wg.Wait()
 	<-lost
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("it took %v to notice", took)
 	}
 	if n := explained.Load(); n != 1 {
@@ -196,8 +196,7 @@ func TestUnresponsiveAgent(t *testing.T) {
 	defer agent.SetPatience(200 * time.Millisecond)()
 	b := newSandbox(t)
 	recovered := atomic.Int32{}
-	var s *agent.Session
-	s = b.session(agent.SessionConfig{
+	s := b.session(agent.SessionConfig{
 		Dial: b.dial,
 		Recover: func(ctx context.Context) error {
 			recovered.Add(1)

@@ -184,7 +184,7 @@ func (s *Session) WriteFile(ctx context.Context, path string, data io.Reader, op
 	}
 	_, err = s.do(ctx, op, s.linkFor(clean), &request{
 		Request: wire.Request{Op: wire.OpWrite, Path: []byte(clean), Mode: uint32(opts.Mode), Append: opts.Append, Input: true},
-		input:   data, prompt: true, // nothing happens before there is data
+		input:   data,
 	}, nil)
 	return err
 }
@@ -317,7 +317,7 @@ func (s *Session) Upload(ctx context.Context, path string, tar io.Reader) error 
 	}
 	_, err = s.do(ctx, op, s.linkFor(clean), &request{
 		Request: wire.Request{Op: wire.OpUpload, Path: []byte(clean), Input: true},
-		input:   tar, prompt: true,
+		input:   tar,
 	}, nil)
 	return err
 }

@@ -193,6 +193,13 @@ func TestWriteFileInterrupted(t *testing.T) {
 	if err := s.WriteFile(ctx, "file", r, provider.WriteOptions{}); !errors.Is(err, cause) {
 		t.Errorf("a cancelled write: %v", err)
 	}
+	short, stop := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer stop()
+	silent, silence := io.Pipe()
+	defer silence.Close()
+	if err := s.WriteFile(short, "file", silent, provider.WriteOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a source that says nothing: %v", err)
+	}
 	if b.read("file") != "old" {
 		t.Error("the file has changed")
 	}

@@ -201,6 +201,13 @@ func TestConfinementAsPID1(t *testing.T) {
 	if len(f) != 3 || f[0] != "4" || f[1] == f[2] { // 0, 1, 2 and the directory itself
 		t.Errorf("descriptors, scores of a command and of the agent: %q", f)
 	}
+	// What it may send does not end the agent, and commands heed it as usual.
+	mustExec(t, s, provider.Command{Shell: "for s in HUP QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM XCPU SYS STOP TSTP KILL; do kill -$s 1; done"})
+	for _, sig := range []string{"HUP", "PIPE", "USR1", "ABRT"} {
+		if r := mustExec(t, s, provider.Command{Shell: "kill -" + sig + " $$; exit 1"}); r.Signal != "SIG"+sig {
+			t.Errorf("%s: %+v", sig, r)
+		}
+	}
 	// Adopted zombies are reaped, and do not confuse exit codes.
 	for i := range 20 {
 		r := mustExec(t, s, provider.Command{Shell: fmt.Sprintf("(setsid sh -c 'sleep 0.01; exit 3' &) ; (exit 9) & exit %d", i)})

@@ -173,7 +173,7 @@ func (p *process) Signal(ctx context.Context, signal string) error {
 
 func (p *process) Write(ctx context.Context, data []byte) error {
 	req := p.request(wire.OpInput)
-	req.Input, req.input, req.prompt = true, bytes.NewReader(data), true
+	req.Input, req.input = true, bytes.NewReader(data)
 	_, err := p.s.do(ctx, "write to process "+p.id, &p.s.main, req, nil)
 	return err
 }

@@ -249,11 +249,11 @@ func (c *call) feed(ctx context.Context) error {
 		return err
 	}
 	select {
-	case p.stdinMu <- struct{}{}:
+	case p.feeding <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { <-p.stdinMu }()
+	defer func() { <-p.feeding }()
 	stop := context.AfterFunc(ctx, func() { p.stdin.SetWriteDeadline(past) })
 	defer func() {
 		if !stop() {

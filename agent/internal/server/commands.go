@@ -56,8 +56,8 @@ type command struct {
 	began      uint64 // start time as in proc_pid_stat(5), see bootTicks
 	oomBefore  int64
 
-	stdin          *os.File // write end; nil: none
-	stdinMu        chanMutex
+	stdin          *os.File      // write end; nil: none
+	feeding        chan struct{} // a mutex that can be waited for beside a context
 	stdout, stderr *outPipe
 
 	// done is closed when the main process has ended; the fields below are
@@ -166,7 +166,7 @@ func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(p
 		return p.explainStart(err)
 	}
 	c.stdin = ours[0]
-	c.stdinMu = newChanMutex()
+	c.feeding = make(chan struct{}, 1)
 	c.stdout = newOutPipe(ours[1], func(b []byte) { sink(provider.Stdout, b) })
 	c.stderr = newOutPipe(ours[2], func(b []byte) { sink(provider.Stderr, b) })
 	return nil
@@ -284,8 +284,3 @@ func signalName(s syscall.Signal) string {
 	}
 	return fmt.Sprintf("SIG%d", int(s))
 }
-
-// chanMutex is a mutex that can be waited for beside a context.
-type chanMutex chan struct{}
-
-func newChanMutex() chanMutex { return make(chanMutex, 1) }

@@ -55,6 +55,7 @@ func Init(cfg InitConfig) (code int, err error) {
 	defer listener.Close()
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	signal.Notify(make(chan os.Signal, 1), heedless...)
 
 	stdio, err := takeStdio()
 	if err != nil {
@@ -106,6 +107,15 @@ func Init(cfg InitConfig) (code int, err error) {
 		err = cmds.killEverything()
 	}
 	return code, err
+}
+
+// heedless are signals that would end a Go program and that the sandbox's code
+// may send to the first process. They are received and dropped, not ignored: an
+// ignored signal would be ignored by every command too.
+var heedless = []os.Signal{
+	unix.SIGHUP, unix.SIGQUIT, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGBUS, unix.SIGFPE, unix.SIGUSR1, unix.SIGSEGV,
+	unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGSTKFLT, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM, unix.SIGPROF,
+	unix.SIGIO, unix.SIGPWR, unix.SIGSYS,
 }
 
 // accept takes sessions from processes of one user id: root, which the

@@ -26,17 +26,10 @@ type ring struct {
 
 func newRing(limit int64) *ring { return &ring{limit: limit} }
 
-func streamIndex(s provider.Stream) int {
-	if s == provider.Stderr {
-		return 1
-	}
-	return 0
-}
-
 func (r *ring) add(s provider.Stream, data []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i := streamIndex(s)
+	i := wire.Index(s)
 	if over := int64(len(data)) - r.limit; over > 0 {
 		data = data[over:]
 		r.cut[i] = true
@@ -76,7 +69,7 @@ func (r *ring) add(s provider.Stream, data []byte) {
 func (r *ring) content(s provider.Stream) ([]byte, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i := streamIndex(s)
+	i := wire.Index(s)
 	b := r.out[i].bytes()
 	if r.cut[i] {
 		b = wire.TrimHead(b)

@@ -147,12 +147,23 @@ func TestUnknownOperation(t *testing.T) {
 	}
 }
 
-func roundTrip(t testing.TB, conn net.Conn, req wire.Request) *wire.Response {
+// greet exchanges greetings over a pipe, where each side's writing waits for
+// the other's reading.
+func greet(t testing.TB, conn net.Conn) {
 	t.Helper()
-	go wire.WriteHello(conn, wire.Hello{Version: 1})
+	written := make(chan error, 1)
+	go func() { written <- wire.WriteHello(conn, wire.Hello{Version: 1}) }()
 	if _, err := wire.ReadHello(conn); err != nil {
 		t.Fatal(err)
 	}
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func roundTrip(t testing.TB, conn net.Conn, req wire.Request) *wire.Response {
+	t.Helper()
+	greet(t, conn)
 	m, err := wire.NewMux(conn, true)
 	if err != nil {
 		t.Fatal(err)
@@ -223,10 +234,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		os.Symlink("..", filepath.Join(dir, "up"))
 		os.Symlink(beside, filepath.Join(dir, "link"))
-		go wire.WriteHello(conn, wire.Hello{Version: 1})
-		if _, err := wire.ReadHello(conn); err != nil {
-			t.Fatal(err)
-		}
+		greet(t, conn)
 		m, err := wire.NewMux(conn, true)
 		if err != nil {
 			t.Fatal(err)

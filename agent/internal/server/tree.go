@@ -120,13 +120,8 @@ func mark(pid int, buf []byte) (id string, ok bool) {
 		}
 		env = env[i+1:]
 	}
-	id, _, _ = bytesCutString(env[len(prefix):], 0)
-	return id, true
-}
-
-func bytesCutString(b []byte, sep byte) (before, after string, found bool) {
-	x, y, found := bytes.Cut(b, []byte{sep})
-	return string(x), string(y), found
+	value, _, _ := bytes.Cut(env[len(prefix):], []byte{0})
+	return string(value), true
 }
 
 // tree finds the processes that belong to some commands.

@@ -20,16 +20,17 @@ func NewKeeper(limit int64) Keeper { return Keeper{left: limit} }
 func (k *Keeper) Keep(s provider.Stream, data []byte) []byte {
 	if int64(len(data)) > k.left {
 		data = data[:k.left]
-		k.cut[index(s)] = true
+		k.cut[Index(s)] = true
 	}
 	k.left -= int64(len(data))
 	return data
 }
 
 // Cut reports whether data of the stream was dropped.
-func (k *Keeper) Cut(s provider.Stream) bool { return k.cut[index(s)] }
+func (k *Keeper) Cut(s provider.Stream) bool { return k.cut[Index(s)] }
 
-func index(s provider.Stream) int {
+// Index is 0 for standard output and 1 for standard error.
+func Index(s provider.Stream) int {
 	if s == provider.Stderr {
 		return 1
 	}
