@@ -21,7 +21,7 @@ import (
 
 // Create implements [provider.Provider].
 func (p *Provider) Create(ctx context.Context, spec provider.Spec) (_ provider.Sandbox, err error) {
-	pl, err := p.plan(spec)
+	pl, err := p.plan(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func (p *Provider) Create(ctx context.Context, spec provider.Spec) (_ provider.S
 }
 
 // plan validates the spec and fills in the defaults.
-func (p *Provider) plan(spec provider.Spec) (*plan, error) {
+func (p *Provider) plan(ctx context.Context, spec provider.Spec) (*plan, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -69,12 +69,18 @@ func (p *Provider) plan(spec provider.Spec) (*plan, error) {
 		spec.Name = provider.GenerateName()
 	}
 	spec.Image = orDefault(spec.Image, p.cfg.Image)
-	spec.CPU = orDefault(spec.CPU, min(provider.DefaultCPU, p.cpus))
+	spec.CPU = orDefault(spec.CPU, provider.DefaultCPU)
 	spec.Memory = orDefault(spec.Memory, provider.DefaultMemory)
 	spec.PIDs = orDefault(spec.PIDs, provider.DefaultPIDs)
 	spec.Egress = orDefault(spec.Egress, provider.EgressNone)
-	if spec.CPU > p.cpus {
-		return nil, &provider.InvalidError{Field: "cpu", Value: fmt.Sprint(spec.CPU), Reason: fmt.Sprintf("the engine has %v processors", p.cpus)}
+	if spec.CPU > 1 { // every engine has one
+		info, err := p.api.Info(ctx)
+		if err != nil {
+			return nil, p.fail(ctx, "create", spec.Name, err)
+		}
+		if spec.CPU > float64(info.NCPU) {
+			return nil, &provider.InvalidError{Field: "cpu", Value: fmt.Sprint(spec.CPU), Reason: fmt.Sprintf("the engine has %d processors", info.NCPU)}
+		}
 	}
 	pl := &plan{spec: spec, instance: strings.ToLower(rand.Text()), created: time.Now().UTC()}
 	pl.labels = p.sandboxLabels(pl)

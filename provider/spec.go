@@ -48,8 +48,7 @@ type Spec struct {
 	Name string
 	// Image is an image reference. Empty: the provider's default.
 	Image string
-	// CPU is the number of processors, fractions allowed. 0: [DefaultCPU], or
-	// all that the engine has where that is less.
+	// CPU is the number of processors, fractions allowed. 0: [DefaultCPU].
 	CPU float64
 	// Memory is the limit in bytes; there is no swap beside it. 0: [DefaultMemory].
 	Memory int64
