@@ -218,7 +218,6 @@ type operation struct {
 	// takes its time.
 	busy atomic.Bool
 	done atomic.Bool
-	last bool // the agent closes the stream after this operation
 }
 
 // begin sends a request. Where it fails with [errUnsent] nothing has happened.
@@ -364,7 +363,7 @@ func (c *client) cancelCall(number uint64) bool {
 		}
 		if t == wire.TypeFinal {
 			var r wire.Response
-			clean = s.in.JSON(&r) == nil && !r.Last
+			clean = s.in.JSON(&r) == nil
 			return r.Count > 0
 		}
 	}
@@ -396,15 +395,14 @@ func (o *operation) final() (*wire.Response, error) {
 	if err := o.s.in.JSON(&r); err != nil {
 		return nil, o.lost(err)
 	}
-	o.last = r.Last
 	return &r, nil
 }
 
 // end gives the stream back; clean says that the final frame was read.
 func (o *operation) end(clean bool) {
 	o.done.Store(true)
-	if !o.stop() || o.last {
-		clean = false // a cancellation may be under way, or the agent said so
+	if !o.stop() {
+		clean = false // a cancellation may be under way
 	}
 	o.watch.Stop()
 	o.heard()

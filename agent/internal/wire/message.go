@@ -92,9 +92,6 @@ type Response struct {
 	Size      int64           `json:"size,omitempty"`
 	Truncated bool            `json:"truncated,omitempty"`
 	Stats     *provider.Stats `json:"stats,omitempty"`
-	// Last says that the stream carries no other operation: the server has left
-	// a part of the input unread, and is about to close it.
-	Last bool `json:"last,omitempty"`
 }
 
 // Result is a [provider.Result] without the output, which travels before it.
