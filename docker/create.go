@@ -154,19 +154,19 @@ func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOp
 	vol, err := p.api.VolumeCreate(mctx, o)
 	if err != nil {
 		if busy(err) { // it exists with another driver or other options
-			return p.taken(ctx, pl, "volume "+o.Name, nil)
+			return p.taken(pl, "volume "+o.Name, nil)
 		}
 		return p.fail(ctx, "create", pl.spec.Name, err)
 	}
 	if vol.Labels[provider.LabelInstance] != pl.instance {
-		return p.taken(ctx, pl, "volume "+o.Name, vol.Labels)
+		return p.taken(pl, "volume "+o.Name, vol.Labels)
 	}
 	undo.add(func(ctx context.Context) error { return p.removeVolume(ctx, o.Name) })
 	return canceled(ctx)
 }
 
 // taken is the error for a name that something else has.
-func (p *Provider) taken(ctx context.Context, pl *plan, what string, labels map[string]string) error {
+func (p *Provider) taken(pl *plan, what string, labels map[string]string) error {
 	e := &provider.Error{Op: "create", Sandbox: pl.spec.Name, Kind: provider.ErrNotOurs,
 		Err: fmt.Errorf("the name is taken by the %s", what), Hint: "choose another name"}
 	if labels[provider.LabelSandbox] == "1" {
@@ -182,18 +182,10 @@ func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentIm
 	mctx, cancel := mutating(ctx)
 	defer cancel()
 	name := pl.spec.Name
-	resp, err := p.api.ContainerCreate(mctx, config, host, nil, nil, name)
+	resp, err := p.createNamed(mctx, pl, name, config, host, undo)
 	if err != nil {
-		if busy(err) {
-			var labels map[string]string
-			if c, err := p.api.ContainerInspect(mctx, name); err == nil {
-				labels = c.Config.Labels
-			}
-			return "", p.taken(ctx, pl, "container "+name, labels)
-		}
 		return "", p.fail(ctx, "create", name, err)
 	}
-	undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
 	for _, w := range resp.Warnings {
 		// The engine creates the container all the same and says so here.
 		if strings.Contains(w, "discarded") {
@@ -204,34 +196,41 @@ func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentIm
 	return resp.ID, nil
 }
 
+// createNamed creates a container of a name that may be taken.
+func (p *Provider) createNamed(ctx context.Context, pl *plan, name string, config *container.Config, host *container.HostConfig, undo *undo) (container.CreateResponse, error) {
+	resp, err := p.api.ContainerCreate(ctx, config, host, nil, nil, name)
+	if err == nil {
+		undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
+		return resp, nil
+	}
+	if !busy(err) {
+		return resp, err
+	}
+	var labels map[string]string
+	if c, err := p.api.ContainerInspect(ctx, name); err == nil {
+		labels = c.Config.Labels
+	}
+	return resp, p.taken(pl, "container "+name, labels)
+}
+
 // createHelper creates the container whose creation gives the workspace to uid
 // 1000: into an empty volume the engine copies the directory of the image,
 // with its owner. It is never started.
 func (p *Provider) createHelper(ctx context.Context, pl *plan, store *agentImage, undo *undo) (string, error) {
 	mctx, cancel := mutating(ctx)
 	defer cancel()
-	name := pl.spec.Name + provider.SuffixHelper
-	labels := p.partLabels(pl, provider.RoleHelper)
-	resp, err := p.api.ContainerCreate(mctx,
-		&container.Config{Image: store.image, Labels: labels},
+	resp, err := p.createNamed(mctx, pl, pl.spec.Name+provider.SuffixHelper,
+		&container.Config{Image: store.image, Labels: p.partLabels(pl, provider.RoleHelper)},
 		&container.HostConfig{NetworkMode: "none", LogConfig: noLog, Mounts: []mount.Mount{
 			{Type: mount.TypeVolume, Source: pl.workspace(), Target: provider.Workspace,
 				VolumeOptions: &mount.VolumeOptions{Labels: p.partLabels(pl, provider.RoleWorkspace)}},
-		}}, nil, nil, name)
+		}}, undo)
 	if notFound(err) {
 		return "", errAgentMissing
 	}
 	if err != nil {
-		if busy(err) {
-			var labels map[string]string
-			if c, err := p.api.ContainerInspect(mctx, name); err == nil {
-				labels = c.Config.Labels
-			}
-			return "", p.taken(ctx, pl, "container "+name, labels)
-		}
 		return "", err
 	}
-	undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
 	if p.cfg.VolumeDriver != "" {
 		// A new volume of another driver may hold something (lost+found), and a
 		// volume that is not empty is not copied into. An archive that is unpacked
