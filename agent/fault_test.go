@@ -212,7 +212,13 @@ func TestUnresponsiveAgent(t *testing.T) {
 			warnings.Add(1)
 		}
 	}))
-	freeze := func() { b.cmd.Process.Signal(syscall.SIGSTOP) }
+	freeze := func() {
+		b.cmd.Process.Signal(syscall.SIGSTOP)
+		waitFor(t, func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.cmd.Process.Pid))
+			return err == nil && strings.Contains(string(stat), ") T ")
+		})
+	}
 	began := func() func(provider.Stream, []byte) {
 		return func(provider.Stream, []byte) { freeze() }
 	}
