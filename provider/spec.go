@@ -37,7 +37,7 @@ const (
 	MaxMemory = int64(1) << 46
 	MinDisk   = int64(1 << 20)
 	MaxDisk   = int64(1) << 50
-	MinPIDs   = int64(16)
+	MinPIDs   = int64(32)
 	MaxPIDs   = int64(1 << 22)
 )
 
@@ -54,7 +54,8 @@ type Spec struct {
 	Memory int64
 	// Disk is the size of /workspace in bytes. 0: no limit.
 	Disk int64
-	// PIDs bounds the number of processes and threads. 0: [DefaultPIDs].
+	// PIDs bounds the number of processes and threads, some twelve of which are
+	// the agent's. 0: [DefaultPIDs].
 	PIDs int64
 	// Egress is the network mode. Empty: [EgressNone].
 	Egress Egress
