@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/docker/docker/client"
@@ -52,6 +53,7 @@ type row struct {
 	what   string
 	target float64 // the ratio to reach
 	rounds int
+	block  int // how many times each way is measured before the other's turn
 	ours   func(round int) error
 	theirs func(round int) error
 }
@@ -67,7 +69,9 @@ func run(ctx context.Context, w io.Writer, rounds int, binary, image string) err
 		return err
 	}
 	defer api.Close()
-	sb, err := p.Create(ctx, provider.Spec{Image: image})
+	// Two processors, as an exec by the engine alone uses: most of its work is
+	// done outside of the container's limit.
+	sb, err := p.Create(ctx, provider.Spec{Image: image, CPU: min(2, float64(runtime.NumCPU()))})
 	if err != nil {
 		return err
 	}
@@ -93,6 +97,11 @@ func run(ctx context.Context, w io.Writer, rounds int, binary, image string) err
 		}
 		fmt.Fprintln(w, line)
 	}
+	bare, err := b.bareShell()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nFork and exec of `bash -c true` on this machine, with nothing around it: p50 %.2f ms. That much of a command is the shell's own.\n", ms(bare))
 	cold, err := b.coldStart()
 	if err != nil {
 		return err
@@ -120,21 +129,15 @@ better in every row.
 	return nil
 }
 
-// measure runs both ways in turn and returns the row of the table.
+// measure runs blocks of both ways in turn and returns the row of the table.
 func (b *bench) measure(r row) (string, error) {
 	var ours, theirs []time.Duration
-	const warmUp = 2
-	for i := range r.rounds + warmUp {
-		a, err := b.timed(r.ours, i)
-		if err != nil {
+	for len(ours) < r.rounds {
+		if err := b.block(r, r.ours, &ours); err != nil {
 			return "", err
 		}
-		t, err := b.timed(r.theirs, i)
-		if err != nil {
+		if err := b.block(r, r.theirs, &theirs); err != nil {
 			return "", fmt.Errorf("beside it: %w", err)
-		}
-		if i >= warmUp {
-			ours, theirs = append(ours, a), append(theirs, t)
 		}
 	}
 	a, t := median(ours), median(theirs)
@@ -146,14 +149,29 @@ func (b *bench) measure(r row) (string, error) {
 	return fmt.Sprintf("| %s | %.2f ms | %.2f ms | %s | %s, %s |", r.what, ms(a), ms(t), ratioText(ratio), ratioText(r.target), verdict), nil
 }
 
+// block measures one way a few times after each other, as a script would do it.
+// The first time in a block warms up and does not count.
+func (b *bench) block(r row, f func(int) error, all *[]time.Duration) error {
+	time.Sleep(settle)
+	for i := range max(r.block, 1) + 1 {
+		took, err := b.timed(f, len(*all))
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			*all = append(*all, took)
+		}
+	}
+	return nil
+}
+
 // settle lets what the last measurement has left to the engine come to its
 // end: an exec's or a container's cleanup goes on for a while after the answer,
 // and would be charged to whatever is measured next.
-const settle = 50 * time.Millisecond
+const settle = 100 * time.Millisecond
 
 // timed times f, and then does what f left to be done outside of that.
 func (b *bench) timed(f func(int) error, round int) (time.Duration, error) {
-	time.Sleep(settle)
 	begin := time.Now()
 	err := f(round)
 	took := time.Since(begin)
@@ -181,6 +199,22 @@ func ratioText(r float64) string {
 	return fmt.Sprintf("%.2f", r)
 }
 
+// bareShell times what no way of running a command in a shell can go below.
+func (b *bench) bareShell() (time.Duration, error) {
+	var all []time.Duration
+	err := b.block(row{block: 5 * b.rounds}, func(int) error {
+		pid, err := syscall.ForkExec("/bin/bash", []string{"bash", "-c", "true"}, &syscall.ProcAttr{Env: []string{"LANG=C.UTF-8"}})
+		if err == nil {
+			_, err = syscall.Wait4(pid, nil, 0, nil)
+		}
+		return err
+	}, &all)
+	if err != nil {
+		return 0, err
+	}
+	return median(all), nil
+}
+
 // coldStart times the whole process.
 func (b *bench) coldStart() (time.Duration, error) {
 	f, err := os.CreateTemp("", "empty-*.star")
@@ -190,18 +224,15 @@ func (b *bench) coldStart() (time.Duration, error) {
 	f.Close()
 	defer os.Remove(f.Name())
 	var all []time.Duration
-	for range b.rounds {
-		d, err := b.timed(func(int) error {
-			out, err := exec.Command(b.binary, "run", f.Name()).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
-			}
-			return nil
-		}, 0)
+	err = b.block(row{block: b.rounds}, func(int) error {
+		out, err := exec.Command(b.binary, "run", f.Name()).CombinedOutput()
 		if err != nil {
-			return 0, err
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
 		}
-		all = append(all, d)
+		return nil
+	}, &all)
+	if err != nil {
+		return 0, err
 	}
 	return median(all), nil
 }

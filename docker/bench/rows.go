@@ -26,12 +26,12 @@ func (b *bench) rows(host *agent.Session) []row {
 	sandboxTrue := func(int) error { return b.exec(b.sb, provider.Command{Shell: "true"}) }
 	return []row{
 		{
-			what: "`sb.exec(\"true\")` against exec create, hijacked start and inspect", target: 1.0 / 20, rounds: b.rounds,
+			what: "`sb.exec(\"true\")` against exec create, hijacked start and inspect", target: 1.0 / 20, rounds: b.rounds, block: 10,
 			ours:   sandboxTrue,
 			theirs: func(int) error { _, err := b.engineExec(b.id, nil, "bash", "-c", "true"); return err },
 		},
 		{
-			what: "the same against the agent run directly on the host", target: 1.5, rounds: 5 * b.rounds,
+			what: "the same against the agent run directly on the host", target: 1.5, rounds: 5 * b.rounds, block: 25,
 			ours: sandboxTrue,
 			theirs: func(int) error {
 				_, err := host.Exec(b.ctx, provider.Command{Shell: "true", Dir: "/tmp"})
@@ -51,7 +51,7 @@ func (b *bench) rows(host *agent.Session) []row {
 			theirs: b.createReference,
 		},
 		{
-			what: "write a file of 1 KiB against an engine exec of `cat`", target: 1.0 / 20, rounds: b.rounds,
+			what: "write a file of 1 KiB against an engine exec of `cat`", target: 1.0 / 20, rounds: b.rounds, block: 10,
 			ours: func(int) error {
 				return b.sb.WriteFile(b.ctx, "small", strings.NewReader(content), provider.WriteOptions{})
 			},
@@ -61,7 +61,7 @@ func (b *bench) rows(host *agent.Session) []row {
 			},
 		},
 		{
-			what: "read it against an engine exec of `cat`", target: 1.0 / 20, rounds: b.rounds,
+			what: "read it against an engine exec of `cat`", target: 1.0 / 20, rounds: b.rounds, block: 10,
 			ours: func(int) error {
 				f, err := b.sb.ReadFile(b.ctx, "small", provider.ReadOptions{})
 				if err == nil && string(f.Data) != content {
