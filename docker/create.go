@@ -73,6 +73,9 @@ func (p *Provider) plan(ctx context.Context, spec provider.Spec) (*plan, error) 
 	spec.Memory = orDefault(spec.Memory, provider.DefaultMemory)
 	spec.PIDs = orDefault(spec.PIDs, provider.DefaultPIDs)
 	spec.Egress = orDefault(spec.Egress, provider.EgressNone)
+	if err := p.checkEgress(spec.Egress); err != nil {
+		return nil, err
+	}
 	if spec.CPU > 1 { // every engine has one
 		info, err := p.api.Info(ctx)
 		if err != nil {
@@ -97,7 +100,7 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.ensureImage(gctx, name, pl.spec.Image) })
 	g.Go(func() (err error) { store, err = p.ensureAgent(gctx, verifyAgent); return err })
-	g.Go(func() (err error) { pl.network, err = p.joinNetwork(gctx, pl.spec); return err })
+	g.Go(func() (err error) { pl.network, err = p.joinNetwork(gctx, pl.spec.Egress); return err })
 	g.Go(func() error { return p.createVolumes(ctx, pl, undo) })
 	if err := g.Wait(); err != nil {
 		return nil, p.fail(ctx, "create", name, err)

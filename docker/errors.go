@@ -26,6 +26,10 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 	if errors.As(err, &known) {
 		return err
 	}
+	var invalid *provider.InvalidError
+	if errors.As(err, &invalid) { // ours, not the engine's
+		return &provider.Error{Op: op, Sandbox: sandbox, Err: err}
+	}
 	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
 	var dial *net.OpError
 	switch {

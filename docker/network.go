@@ -10,21 +10,30 @@ import (
 	"github.com/capybara-hq/capyrun/provider"
 )
 
+// checkEgress reports an egress mode that this provider does not have or that
+// its operator has not allowed.
+func (p *Provider) checkEgress(egress provider.Egress) error {
+	switch egress {
+	case provider.EgressNone:
+		return nil
+	case provider.EgressOpen:
+		if p.cfg.AllowOpenEgress {
+			return nil
+		}
+		return &provider.InvalidError{Field: "egress", Value: string(egress),
+			Reason: "an open sandbox reaches the host's services, the local network and the cloud's metadata server; only the operator can allow that, with the setting allow_open_egress"}
+	}
+	return &provider.InvalidError{Field: "egress", Value: string(egress), Reason: `this provider has "none" and "open"`}
+}
+
 // joinNetwork makes sure that the network of an egress mode exists and returns
 // how a container joins it.
-func (p *Provider) joinNetwork(ctx context.Context, spec provider.Spec) (container.NetworkMode, error) {
-	switch spec.Egress {
-	case provider.EgressNone:
+func (p *Provider) joinNetwork(ctx context.Context, egress provider.Egress) (container.NetworkMode, error) {
+	if egress != provider.EgressOpen {
 		return network.NetworkNone, nil
-	case provider.EgressOpen:
-		if !p.cfg.AllowOpenEgress {
-			return "", &provider.InvalidError{Field: "egress", Value: string(spec.Egress),
-				Reason: "is refused: an open sandbox reaches the host's services, the local network and the cloud's metadata server; the operator allows it with allow_open_egress"}
-		}
-		name := p.cfg.Network + "-open"
-		return container.NetworkMode(name), p.ensureSharedNetwork(ctx, name)
 	}
-	return "", &provider.InvalidError{Field: "egress", Value: string(spec.Egress), Reason: `this provider has "none" and "open"`}
+	name := p.cfg.Network + "-open"
+	return container.NetworkMode(name), p.ensureSharedNetwork(ctx, name)
 }
 
 // ensureSharedNetwork creates the bridge that open sandboxes share. They reach

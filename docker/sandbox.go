@@ -313,7 +313,7 @@ func whyStopped(state *container.State) string {
 	}
 	switch state.ExitCode {
 	case agent.ExitTerminated:
-		return "the sandbox was suspended, or the engine was stopped"
+		return "the sandbox was suspended, the engine was stopped, or a process in the sandbox told the agent to end"
 	case agent.ExitOwnerLost:
 		return "the sandbox ended because its owner was gone"
 	case agent.ExitExpired:

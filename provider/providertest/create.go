@@ -161,6 +161,14 @@ func testContainer(t *testing.T, h Harness) {
 		})
 	}
 
+	t.Run("the agent's limits", func(t *testing.T) {
+		sb := create(t, h.New(t), provider.Spec{Image: h.BashImage})
+		line := `prlimit --version >/dev/null && echo there
+prlimit --pid 1 --nofile=3:3 2>/dev/null || echo refused
+ulimit -n 99 && ulimit -n`
+		wantString(t, line, run(t, sb, line), "there\nrefused\n99\n")
+	})
+
 	t.Run("an image without anything", func(t *testing.T) {
 		sb := create(t, h.New(t), provider.Spec{Image: h.BareImage})
 		_, err := sb.Exec(t.Context(), provider.Command{Shell: "true"})

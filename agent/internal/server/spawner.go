@@ -14,9 +14,9 @@ import (
 // otherwise get a thousandth of the processor to end them with.
 const commandNice = 19
 
-// spawner is a thread on which processes are started. Niceness belongs to a
-// thread and is inherited from the one that forks. An unprivileged thread cannot
-// take it back, so this one does nothing else.
+// spawner is a thread on which processes are started. Niceness and the filter of
+// [guardLimits] belong to a thread and are inherited from the one that forks. An
+// unprivileged thread cannot take them back, so this one does nothing else.
 type spawner chan func()
 
 func newSpawner() spawner {
@@ -25,6 +25,7 @@ func newSpawner() spawner {
 		runtime.LockOSThread()
 		// Where it is not allowed the agent works as well, but for fork bombs.
 		unix.Setpriority(unix.PRIO_PROCESS, 0, commandNice)
+		guardLimits()
 		for f := range s {
 			f()
 		}
