@@ -12,7 +12,7 @@ import (
 
 // Defaults of [Limits].
 const (
-	DefaultBytes   = int64(64) << 30
+	DefaultBytes   = int64(8) << 30
 	DefaultEntries = int64(1_000_000)
 )
 

@@ -126,6 +126,8 @@ func TestAttacks(t *testing.T) {
 		{"dot link", []tar.Header{symlink(".", "x")}, "the directory itself"},
 		{"backslashes are no separators", []tar.Header{file(`..\outside\x`, "")}, ""},
 		{"long name", []tar.Header{file(long, "")}, "4096"},
+		{"too deep", []tar.Header{dir(strings.Repeat("d/", 256))}, "a name of more than 255 elements"},
+		{"hard link to what is too deep", []tar.Header{hardlink("l", strings.Repeat("d/", 255)+"f")}, "a name of more than 255 elements"},
 		{"long element", []tar.Header{file(strings.Repeat("x", 300), "")}, "255"},
 		{"absolute symlink", []tar.Header{symlink("l", "/outside")}, "absolute"},
 		{"symlink out", []tar.Header{symlink("l", "../outside")}, "leads outside"},
@@ -175,6 +177,43 @@ func TestAttacks(t *testing.T) {
 			}
 			a.check(t)
 		})
+	}
+}
+
+// TestDeep unpacks a chain of directories, each an entry of its own, and many
+// files at its end and beside it in turn: the work for an entry must not grow
+// with more than its depth.
+func TestDeep(t *testing.T) {
+	a := newArena(t)
+	var headers []tar.Header
+	chain := ""
+	for range 254 {
+		chain += "d/"
+		headers = append(headers, dir(chain))
+	}
+	for i := range 50 {
+		name := fmt.Sprint("f", i)
+		headers = append(headers, file(chain+name, "x"), file("beside/"+name, "x"), hardlink("d/"+name, chain+name))
+	}
+	headers = append(headers, file(strings.Repeat("new/", 254)+"f", "x"))
+	if err := Unpack(ctx, stream(t, headers...), a.dir, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{chain + "f49", "beside/f49", "d/f49", strings.Repeat("new/", 254) + "f"} {
+		if b, err := os.ReadFile(filepath.Join(a.dir, name)); err != nil || string(b) != "x" {
+			t.Errorf("%.20s: %q, %v", name, b, err)
+		}
+	}
+}
+
+func TestCommon(t *testing.T) {
+	for _, tt := range [][3]string{
+		{"", "a", ""}, {"a", "a", "a"}, {"a/b", "a", "a"}, {"a", "a/b", "a"}, {"a/b", "a/c", "a"},
+		{"ab", "a", ""}, {"a", "ab", ""}, {"a/bc", "a/b", "a"}, {"a/b/c", "a/b/d/e", "a/b"}, {"x", "y", ""},
+	} {
+		if got := common(tt[0], tt[1]); got != tt[2] {
+			t.Errorf("%q, %q: %q, want %q", tt[0], tt[1], got, tt[2])
+		}
 	}
 }
 

@@ -95,6 +95,9 @@ type unpacker struct {
 	root   *os.Root
 	limits Limits
 	buf    []byte
+	// way is the directory that the last entry was in. Entries come in the
+	// order of a walk, so the next one's way has most of it in common.
+	way string
 	// dirs get their mode and time at the end: a directory without write
 	// permission could not be filled, and filling it changes its time.
 	dirs []dirEntry
@@ -169,7 +172,70 @@ func entryName(name string) (string, error) {
 			return "", refused("an element of the name has more than 255 bytes")
 		}
 	}
-	return path.Clean(name), nil
+	name = path.Clean(name)
+	// The kernel walks all of a path for each call, and so does [os.Root].
+	if strings.Count(name, "/") >= maxDepth {
+		return "", refused("a name of more than %d elements", maxDepth)
+	}
+	return name, nil
+}
+
+const maxDepth = 255
+
+// walk calls visit for each element of name below the directory from, which is
+// "" or leads to name, with the open directory that the element is in. Opening
+// each directory from the last one keeps the work linear in the depth.
+func (u *unpacker) walk(from, name string, visit func(parent *os.Root, elem, prefix string) error) error {
+	parent := u.root
+	enter := func(dir string) error {
+		next, err := parent.OpenRoot(dir)
+		if err != nil {
+			return err
+		}
+		if parent != u.root {
+			parent.Close()
+		}
+		parent = next
+		return nil
+	}
+	defer func() {
+		if parent != u.root {
+			parent.Close()
+		}
+	}()
+	start := 0
+	if from != "" {
+		if err := enter(from); err != nil {
+			return err
+		}
+		start = len(from) + 1
+	}
+	for {
+		elem, _, more := strings.Cut(name[start:], "/")
+		end := start + len(elem)
+		if err := visit(parent, elem, name[:end]); err != nil || !more {
+			return err
+		}
+		if err := enter(elem); err != nil {
+			return err
+		}
+		start = end + 1
+	}
+}
+
+// common returns the longest path that leads to both a and b, or "".
+func common(a, b string) string {
+	end := 0
+	for i := 0; i <= len(a) && i <= len(b); i++ {
+		aEnds, bEnds := i == len(a) || a[i] == '/', i == len(b) || b[i] == '/'
+		if aEnds && bEnds {
+			end = i
+		}
+		if i == len(a) || i == len(b) || a[i] != b[i] {
+			break
+		}
+	}
+	return a[:end]
 }
 
 // mkdirAll makes a directory and its parents. Nothing on the way may be a
@@ -179,26 +245,21 @@ func (u *unpacker) mkdirAll(name string) error {
 	if name == "." {
 		return nil
 	}
-	fi, err := u.root.Lstat(name)
-	if err == nil && fi.IsDir() && !strings.Contains(name, "/") {
+	from := common(u.way, name)
+	if from == name {
 		return nil
 	}
-	for i := 0; i <= len(name); i++ {
-		if i < len(name) && name[i] != '/' {
-			continue
-		}
-		prefix := name[:i]
-		fi, err := u.root.Lstat(prefix)
+	err := u.walk(from, name, func(parent *os.Root, elem, prefix string) error {
+		fi, err := parent.Lstat(elem)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			if err := u.root.Mkdir(prefix, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			if err := parent.Mkdir(elem, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 				return err
 			}
 			if u.limits.Readable {
-				if err := u.root.Chmod(prefix, 0o755); err != nil {
-					return err
-				}
+				return parent.Chmod(elem, 0o755)
 			}
+			return nil
 		case err != nil:
 			return err
 		case fi.Mode()&fs.ModeSymlink != 0:
@@ -206,8 +267,12 @@ func (u *unpacker) mkdirAll(name string) error {
 		case !fi.IsDir():
 			return refused("%q on its way is no directory", prefix)
 		}
+		return nil
+	})
+	if err == nil {
+		u.way = name
 	}
-	return nil
+	return err
 }
 
 // replace removes what has the name, unless it is a directory.
@@ -221,6 +286,9 @@ func (u *unpacker) replace(name string) error {
 	}
 	if fi.IsDir() {
 		return refused("it would replace a directory")
+	}
+	if common(u.way, name) == name {
+		u.way = "" // somebody else has replaced a directory on it
 	}
 	return u.root.Remove(name)
 }
@@ -308,17 +376,18 @@ func (u *unpacker) link(h *tar.Header, name string) error {
 	}
 	// The target must be a file that is not reached through links: a hard link
 	// to a symbolic link is another symbolic link, seen from another place.
-	for i := 0; i <= len(old); i++ {
-		if i < len(old) && old[i] != '/' {
-			continue
-		}
-		fi, err := u.root.Lstat(old[:i])
+	err = u.walk("", old, func(parent *os.Root, elem, prefix string) error {
+		fi, err := parent.Lstat(elem)
 		if err != nil {
 			return err
 		}
-		if i < len(old) && !fi.IsDir() || i == len(old) && !fi.Mode().IsRegular() {
+		if prefix != old && !fi.IsDir() || prefix == old && !fi.Mode().IsRegular() {
 			return refused("the link's target %q is no file", h.Linkname)
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if old == name {
 		return nil
