@@ -468,6 +468,62 @@ func TestGlob(t *testing.T) {
 	}
 }
 
+// TestTooDeep: a listing that cannot reach everything says so.
+func TestTooDeep(t *testing.T) {
+	b, s := newSession(t)
+	b.write("shallow/a/f", "", 0o644)
+	if err := os.Mkdir(b.path("deep"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.OpenRoot(b.path("deep"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	elem := strings.Repeat("d", 15)
+	for range 400 { // paths of 6400 bytes
+		if err := dir.Mkdir(elem, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := dir.OpenRoot(elem)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir.Close()
+		dir = next
+	}
+	dir.Close()
+	check := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), elem) || !strings.Contains(err.Error(), "cannot be listed: file name too long") || len(err.Error()) > 400 {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, path := range []string{".", "deep", "deep/" + elem} {
+		_, err := s.ReadDir(ctx, path, true)
+		check(path, err)
+	}
+	for _, pattern := range []string{"**", "deep/**/none", "/workspace/deep/**"} {
+		_, err := s.Glob(ctx, pattern)
+		check(pattern, err)
+	}
+	if infos, err := s.ReadDir(ctx, "deep", false); err != nil || len(infos) != 1 {
+		t.Errorf("%v, %v", infos, err)
+	}
+	if infos, err := s.ReadDir(ctx, "shallow", true); err != nil || len(infos) != 2 {
+		t.Errorf("%v, %v", infos, err)
+	}
+	for _, pattern := range []string{"deep/*", "shallow/**/f"} {
+		if got, err := s.Glob(ctx, pattern); err != nil || len(got) != 1 {
+			t.Errorf("%s: %v, %v", pattern, got, err)
+		}
+	}
+	for _, pattern := range []string{strings.Repeat("x", 300), strings.Repeat("x", 300) + "/*"} {
+		if got, err := s.Glob(ctx, pattern); err != nil || len(got) != 0 {
+			t.Errorf("%.9s: %v, %v", pattern, got, err)
+		}
+	}
+}
+
 func TestMkdirRemoveRename(t *testing.T) {
 	b, s := newSession(t)
 	outside := outsideDir(t)

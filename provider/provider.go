@@ -134,12 +134,16 @@ type FileSystem interface {
 	Stat(ctx context.Context, path string) (*FileInfo, error)
 
 	// ReadDir lists a directory by name, without following links in it; with
-	// recursive all that is below it, parents first, paths relative to it.
+	// recursive all that is below it, parents first, paths relative to it. A
+	// directory below it that may not be read is listed without its content. It
+	// fails where a path below it is too long to be read.
 	ReadDir(ctx context.Context, path string, recursive bool) ([]FileInfo, error)
 
 	// Glob returns the paths that match a pattern, sorted: *, ? and [...] within
 	// a path element, ** for any number of directories. They are written as the
-	// pattern is: relative to /workspace where it is. No match is no error.
+	// pattern is: relative to /workspace where it is. No match is no error, and a
+	// directory that may not be read has none. It fails where a path on the way is
+	// too long to be read.
 	Glob(ctx context.Context, pattern string) ([]string, error)
 
 	// Mkdir makes a directory and its parents; an existing directory is fine.

@@ -18,6 +18,7 @@ import (
 	"github.com/capybara-hq/capyrun/agent/internal/wire"
 	"github.com/capybara-hq/capyrun/internal/tartree"
 	"github.com/capybara-hq/capyrun/provider"
+	"golang.org/x/sys/unix"
 )
 
 // readable returns where the path of a request that only reads is.
@@ -154,6 +155,23 @@ func (c *call) stat() *wire.Response {
 // bytes.
 const maxPending = 16 << 20
 
+// tooLong says where a listing could not go on, since a path there is longer
+// than the kernel takes.
+func tooLong(dir string) error {
+	const most = 128
+	if len(dir) > most {
+		dir = dir[:most/2] + "..." + dir[len(dir)-most/2:]
+	}
+	return fmt.Errorf("what is in %q cannot be listed: %w", dir, syscall.ENAMETOOLONG)
+}
+
+// passed reports whether a listing goes on without what cannot be read for err:
+// it has disappeared or changed meanwhile, or may not be read.
+func passed(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) ||
+		errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
+}
+
 // readDir sends the entries of a directory in no order.
 func (c *call) readDir(ctx context.Context) error {
 	root, err := c.readable()
@@ -171,11 +189,13 @@ func (c *call) readDir(ctx context.Context) error {
 			d, err = os.OpenFile(filepath.Join(root, rel), os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 			return err
 		})
-		if err != nil && rel != "" {
-			// What disappears meanwhile, or may not be read, is listed as it is.
-			continue
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, syscall.ENAMETOOLONG):
+			return tooLong(rel)
+		case rel != "" && passed(err):
+			continue // listed itself, without content
+		default:
 			return mapped(err)
 		}
 		for {
@@ -188,8 +208,14 @@ func (c *call) readDir(ctx context.Context) error {
 				entries, err := d.ReadDir(128)
 				for _, e := range entries {
 					fi, err := e.Info()
-					if err != nil {
-						continue // it is gone
+					switch {
+					case err == nil:
+					case errors.Is(err, syscall.ENAMETOOLONG):
+						return tooLong(rel)
+					case passed(err) && (rel != "" || !errors.Is(err, fs.ErrPermission)):
+						continue // it is gone, or the directory may not be searched
+					default:
+						return err
 					}
 					f := describeFile(path.Join(rel, e.Name()), fi)
 					if f.Kind == provider.KindSymlink {
@@ -250,7 +276,8 @@ func (c *call) glob(ctx context.Context) error {
 		return &provider.InvalidError{Field: "pattern", Value: pattern, Reason: `must not lead out by ".."; give it from / on`}
 	}
 	list := newItems[[]byte](c.out)
-	err := doublestar.GlobWalk(slowFS{os.DirFS(base)}, rest, func(name string, _ fs.DirEntry) error {
+	fsys := &slowFS{FS: os.DirFS(base), base: base}
+	err := doublestar.GlobWalk(fsys, rest, func(name string, _ fs.DirEntry) error {
 		if cause := context.Cause(ctx); cause != nil {
 			return cause
 		}
@@ -260,33 +287,52 @@ func (c *call) glob(ctx context.Context) error {
 	if err != nil {
 		return mapped(err)
 	}
+	if fsys.tooLong != "" {
+		return tooLong(path.Join(shown, fsys.tooLong))
+	}
 	return list.flush()
 }
 
-// slowFS takes a slot for each call.
-type slowFS struct{ fs.FS }
+// slowFS takes a slot for each call. It notes the first path that is too long
+// for the kernel, which the walk passes over as if nothing were there.
+type slowFS struct {
+	fs.FS
+	base    string
+	tooLong string
+}
 
-func (s slowFS) Open(name string) (f fs.File, err error) {
+// note looks at the result of a call. An element of a pattern that is too long
+// for any file is no reason to fail: nothing has that name.
+func (s *slowFS) note(name string, err error) {
+	if s.tooLong == "" && errors.Is(err, syscall.ENAMETOOLONG) && len(s.base)+len("/")+len(name) >= unix.PathMax {
+		s.tooLong = name
+	}
+}
+
+func (s *slowFS) Open(name string) (f fs.File, err error) {
 	err = slowly(func() error {
 		f, err = s.FS.Open(name)
 		return err
 	})
+	s.note(name, err)
 	return f, err
 }
 
-func (s slowFS) Stat(name string) (fi fs.FileInfo, err error) {
+func (s *slowFS) Stat(name string) (fi fs.FileInfo, err error) {
 	err = slowly(func() error {
 		fi, err = fs.Stat(s.FS, name)
 		return err
 	})
+	s.note(name, err)
 	return fi, err
 }
 
-func (s slowFS) ReadDir(name string) (list []fs.DirEntry, err error) {
+func (s *slowFS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	err = slowly(func() error {
 		list, err = fs.ReadDir(s.FS, name)
 		return err
 	})
+	s.note(name, err)
 	return list, err
 }
 
