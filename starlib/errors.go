@@ -20,7 +20,7 @@ type Kind string
 
 const (
 	// The workflow could not be run as asked.
-	KindLoad   Kind = "cannot load"  // the file or a module that it loads is not there
+	KindLoad   Kind = "cannot load"  // the file a module that it loads, or a name in that, is not there
 	KindSyntax Kind = "syntax error" // or a name that does not exist
 	KindParams Kind = "parameters"   // missing, unknown or of the wrong type
 
@@ -198,6 +198,9 @@ func (x *execution) explain(err error) *Error {
 	for _, f := range frames(err) {
 		e.Backtrace = append(e.Backtrace, x.withSource(f))
 	}
+	if cycle := (*cycleError)(nil); errors.As(err, &cycle) {
+		e.Msg = cycle.Error() // the modules on the way are in it
+	}
 	x.explainSyntax(e, err)
 	if e.Hint == "" {
 		e.Hint = hintForError(e)
@@ -235,7 +238,7 @@ func kindOf(err error) Kind {
 	switch {
 	case errors.As(err, &params):
 		return KindParams
-	case errors.As(err, &load):
+	case errors.As(err, &load), lacksName(err):
 		return KindLoad
 	case errors.As(err, &syn), errors.As(err, &names):
 		return KindSyntax

@@ -78,7 +78,9 @@ def main():
     output stderr "sh: false: not found\n"
   end exec sandbox a: exit code 127: false ... map[exit_code:127]
   cleanup cleanup
+    progress  "running deferred calls (up to 1m0s)"
     file remove f (a)
+    progress  "cleaning up 1 sandbox"
     sandbox destroy (a)
 end run main.star:11:12: sandbox.exec: sandbox a: exit code 127: false ... map[]
 `

@@ -56,11 +56,35 @@ func newLoader(fsys fs.FS, prefix string, predeclared starlark.StringDict) *load
 // shown is the name of a module in messages.
 func (l *loader) shown(file string) string { return filepath.Join(l.prefix, file) }
 
+// add takes the source of a module, without the byte order mark that some
+// editors put first.
+func (l *loader) add(file string, src []byte) {
+	l.sources[l.shown(file)] = strings.TrimPrefix(string(src), "\uFEFF")
+}
+
 // loadError is a module that cannot be had.
 type loadError struct{ err error }
 
 func (e *loadError) Error() string { return e.err.Error() }
 func (e *loadError) Unwrap() error { return e.err }
+
+// cycleError is a chain of modules that leads back to its beginning.
+type cycleError struct{ chain []string }
+
+func (e *cycleError) Error() string {
+	return "the modules load each other: " + strings.Join(e.chain, " -> ")
+}
+
+// lacksName reports that a load statement names what its module does not define.
+func lacksName(err error) (lacks bool) {
+	walk(err, func(err error) bool {
+		// The interpreter has no type for this.
+		eval, ok := err.(*starlark.EvalError)
+		lacks = ok && strings.HasPrefix(eval.Msg, "load: name ")
+		return !lacks
+	})
+	return lacks
+}
 
 // load implements the load statement.
 func (l *loader) load(th *starlark.Thread, name string) (starlark.StringDict, error) {
@@ -72,7 +96,7 @@ func (l *loader) load(th *starlark.Thread, name string) (starlark.StringDict, er
 	if m := l.modules[file]; m != nil {
 		if !m.loaded {
 			chain := l.chain[slices.Index(l.chain, file):]
-			return nil, &loadError{fmt.Errorf("the modules load each other: %s -> %s", strings.Join(chain, " -> "), file)}
+			return nil, &loadError{&cycleError{append(slices.Clone(chain), file)}}
 		}
 		return m.globals, nil
 	}
@@ -83,7 +107,7 @@ func (l *loader) load(th *starlark.Thread, name string) (starlark.StringDict, er
 		}
 		return nil, &loadError{err}
 	}
-	l.sources[l.shown(file)] = string(src)
+	l.add(file, src)
 	return l.exec(th, file)
 }
 

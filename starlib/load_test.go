@@ -29,7 +29,7 @@ func TestLoad(t *testing.T) {
 			"flows/main.star":   "load('../lib/a.star', 'a')\nload('../lib/b.star', b2 = 'b')\ndef main(): return [a, b2]",
 			"lib/a.star":        "load('sub/c.star', 'c')\na = ['a', c]",
 			"lib/b.star":        "load('sub/c.star', 'c')\nb = ['b', c]",
-			"lib/sub/c.star":    "print('c is run')\nc = ['c']",
+			"lib/sub/c.star":    "\uFEFFprint('c is run')\nc = ['c']",
 			"flows/freeze.star": "load('../lib/a.star', 'a')\na.append(1)",
 		}),
 		Print: func(line string) { printed = append(printed, line) },
@@ -60,11 +60,11 @@ func TestLoadErrors(t *testing.T) {
 	}{
 		"cycle": {
 			map[string]string{"main.star": "load('a.star', 'x')", "a.star": "load('d/b.star', 'x')", "d/b.star": "\nload('../a.star', 'x')"},
-			starlib.KindLoad, "cannot load a.star: cannot load d/b.star: cannot load ../a.star: the modules load each other: a.star -> d/b.star -> a.star", "d/b.star:2:1",
+			starlib.KindLoad, "the modules load each other: a.star -> d/b.star -> a.star", "d/b.star:2:1",
 		},
 		"itself": {
 			map[string]string{"main.star": "load('main.star', 'x')"},
-			starlib.KindLoad, "cannot load main.star: the modules load each other: main.star -> main.star", "main.star:1:1",
+			starlib.KindLoad, "the modules load each other: main.star -> main.star", "main.star:1:1",
 		},
 		"missing": {
 			map[string]string{"main.star": "load('no.star', 'x')"},
@@ -84,7 +84,15 @@ func TestLoadErrors(t *testing.T) {
 		},
 		"no such name": {
 			map[string]string{"main.star": "load('x.star', 'helpr')", "x.star": "helper = 1"},
-			starlib.KindScript, "load: name helpr not found in module x.star (did you mean helper?)", "main.star:1:1",
+			starlib.KindLoad, "load: name helpr not found in module x.star (did you mean helper?)", "main.star:1:1",
+		},
+		"no such name further in": {
+			map[string]string{"main.star": "load('a.star', 'x')", "a.star": "load('b.star', 'nope')", "b.star": "x = 1"},
+			starlib.KindLoad, "cannot load a.star: load: name nope not found in module b.star", "a.star:1:1",
+		},
+		"directory": {
+			map[string]string{"main.star": "load('d.star', 'x')", "d.star/x": ""},
+			starlib.KindLoad, "cannot load d.star: read d.star: it is a directory", "main.star:1:1",
 		},
 		"syntax": {
 			map[string]string{"main.star": "load('x.star', 'x')", "x.star": "x = 1\ny = ="},

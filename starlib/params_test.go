@@ -135,7 +135,7 @@ func TestResults(t *testing.T) {
 		`def main(): return [float("nan")]`:                       `result[0]: nan is not a JSON number`,
 		`def main(): return struct(x = b"y")`:                     `result.x: a bytes is not JSON`,
 		`def main(): return set()`:                                `result: a set is not JSON`,
-		"def main():\n  x = []\n  x.append(x)\n  return {'x': x}": `nested more than 1000 levels deep, or in a cycle`,
+		"def main():\n  x = []\n  x.append(x)\n  return {'x': x}": `result["x"][0]: a list that contains itself`,
 	} {
 		_, err := starlib.New(nil, starlib.Options{}).RunSource(t.Context(), "main.star", []byte(src), nil)
 		e := wantKind(t, err, starlib.KindScript)

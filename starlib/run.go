@@ -84,6 +84,9 @@ func (rt *Runtime) open(file string, src []byte) (*execution, error) {
 	if dir == "" {
 		dir = "."
 	}
+	if base == "" {
+		base = "."
+	}
 	shown := dir // what precedes module paths in messages
 	if rt.options.FS != nil {
 		clean := path.Clean(filepath.ToSlash(file))
@@ -102,13 +105,16 @@ func (rt *Runtime) open(file string, src []byte) (*execution, error) {
 		if src, err = rt.readMain(dir, base); err != nil {
 			files.Close()
 			e := &Error{Kind: KindLoad, Msg: err.Error(), Err: err}
+			var at *fs.PathError // with the path below dir alone
 			if errors.Is(err, fs.ErrNotExist) {
 				e.Msg = file + ": no such file"
+			} else if errors.As(err, &at) {
+				e.Msg = file + ": " + at.Err.Error()
 			}
 			return nil, e
 		}
 	}
-	x.loader.sources[x.loader.shown(base)] = string(src)
+	x.loader.add(base, src)
 	c := rt.config(files)
 	c.Load = x.loader.load
 	x.run = script.NewRun(c)
@@ -235,6 +241,7 @@ func (x *execution) deferred(ctx context.Context) (errs []error) {
 		return nil
 	}
 	grace := x.rt.options.CleanupGrace
+	event.Emit(ctx, event.Event{Type: event.Progress, Text: fmt.Sprintf("running deferred calls (up to %v)", grace)})
 	ctx, cancel := context.WithTimeoutCause(ctx, grace, fmt.Errorf("deferred calls took longer than %v", grace))
 	defer cancel()
 	ctx, stop := x.run.Begin(ctx)
@@ -259,6 +266,14 @@ func (x *execution) deferred(ctx context.Context) (errs []error) {
 
 // destroy removes sandboxes, all at once.
 func (x *execution) destroy(ctx context.Context, sandboxes []provider.Sandbox) []error {
+	switch n := len(sandboxes); n {
+	case 0:
+		return nil
+	case 1:
+		event.Emit(ctx, event.Event{Type: event.Progress, Text: "cleaning up 1 sandbox"})
+	default:
+		event.Emit(ctx, event.Event{Type: event.Progress, Text: fmt.Sprintf("cleaning up %d sandboxes", n)})
+	}
 	grace := x.rt.options.CleanupGrace
 	ctx, cancel := context.WithTimeoutCause(ctx, grace, fmt.Errorf("it took longer than %v", grace))
 	defer cancel()

@@ -61,7 +61,7 @@ type Options struct {
 	// paths in it. Nil: the directory of the workflow's file.
 	FS fs.FS
 	// ExecTimeout bounds commands for which the script gives no timeout.
-	// 0: 5 minutes.
+	// 0: 5 minutes; less: none.
 	ExecTimeout time.Duration
 	// Keep says which sandboxes outlive the run.
 	Keep KeepPolicy
@@ -137,6 +137,7 @@ func New(p provider.Provider, o Options) *Runtime {
 	if o.ExecTimeout == 0 {
 		o.ExecTimeout = 5 * time.Minute
 	}
+	o.ExecTimeout = max(o.ExecTimeout, 0)
 	if o.CleanupGrace == 0 {
 		o.CleanupGrace = time.Minute
 	}

@@ -57,8 +57,7 @@ func (p *program) app() *cli.App {
 		Flags:                     globalFlags(),
 		Writer:                    p.stdout,
 		ErrWriter:                 p.stderr,
-		HideVersion:               true,
-		HideHelpCommand:           true,
+		Version:                   readVersion().Version,
 		DisableSliceFlagSeparator: true, // a value may hold a comma
 		OnUsageError:              usage,
 		ExitErrHandler:            func(*cli.Context, error) {}, // finish does
@@ -79,6 +78,8 @@ func (p *program) app() *cli.App {
 	for _, c := range app.Commands {
 		c.OnUsageError, c.HideHelpCommand = usage, true
 	}
+	cli.VersionPrinter = func(*cli.Context) { p.writeVersion() }
+	app.Setup() // adds --version and the command help, which arrange must know
 	return app
 }
 

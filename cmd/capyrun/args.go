@@ -56,6 +56,9 @@ func arrange(app *cli.App, raw map[string]bool, args []string) (arranged, tail [
 			}
 		}
 	}
+	if cmd != nil && cmd.Name == "help" && len(rest) > 0 && app.Command(rest[0]) == nil {
+		return nil, nil, unknownCommand(app, rest[0])
+	}
 	arranged = append(arranged, global...)
 	if cmd != nil {
 		arranged = append(arranged, cmd.Name)
@@ -103,12 +106,12 @@ func unknownFlag(app *cli.App, cmd *cli.Command, arg string) error {
 	for _, f := range flags {
 		for _, name := range f.Names() {
 			if len(name) > 1 {
-				names = append(names, "--"+name)
+				names = append(names, name)
 			}
 		}
 	}
 	name, _, _ := strings.Cut(arg, "=")
-	return usagef(cmd, "unknown flag %s%s", name, didYouMean(name, names))
+	return usagef(cmd, "unknown flag %s%s", name, didYouMean("--", strings.TrimLeft(name, "-"), names))
 }
 
 func unknownCommand(app *cli.App, name string) error {
@@ -118,14 +121,25 @@ func unknownCommand(app *cli.App, name string) error {
 			names = append(names, c.Name)
 		}
 	}
-	return usagef(nil, "unknown command %q%s", name, didYouMean(name, names))
+	return usagef(nil, "unknown command %q%s", name, didYouMean("", name, names))
 }
 
-func didYouMean(name string, names []string) string {
+// didYouMean suggests one of the names; all are shown with the prefix.
+func didYouMean(prefix, name string, names []string) string {
 	if near := script.Nearest(name, names); near != "" {
-		return fmt.Sprintf(" (did you mean %s?)", near)
+		return fmt.Sprintf(" (did you mean %s%s?)", prefix, near)
 	}
 	return ""
+}
+
+// noNegative refuses durations below zero.
+func noNegative(c *cli.Context, flags ...string) error {
+	for _, name := range flags {
+		if d := c.Duration(name); d < 0 {
+			return usagef(c.Command, "--%s %v: must be a time such as 90s, or 0 for none", name, d)
+		}
+	}
+	return nil
 }
 
 // A usageError is a command line that cannot be carried out as it stands.

@@ -146,9 +146,9 @@ func loadSettings(c *cli.Context, environ []string) (*settings, error) {
 
 // ownEnv returns the CAPYRUN_ variables without their prefix.
 func ownEnv(environ []string) (map[string]string, error) {
-	known := []string{envPrefix + "CONFIG"}
+	known := []string{"CONFIG"}
 	for _, k := range keys {
-		known = append(known, k.env())
+		known = append(known, strings.ToUpper(k.name))
 	}
 	env := map[string]string{}
 	for _, pair := range environ {
@@ -157,8 +157,8 @@ func ownEnv(environ []string) (map[string]string, error) {
 		if !ours || name == agent.MarkVariable { // the latter inside a sandbox
 			continue
 		}
-		if !slices.Contains(known, name) {
-			return nil, &configError{name, fmt.Errorf("no such variable%s", didYouMean(name, known))}
+		if !slices.Contains(known, short) {
+			return nil, &configError{name, fmt.Errorf("no such variable%s", didYouMean(envPrefix, short, known))}
 		}
 		if value != "" { // an empty variable is one that is not set
 			env[short] = value
@@ -210,7 +210,7 @@ func (s *settings) readFile(path string) error {
 	for _, name := range slices.Sorted(maps.Keys(file)) {
 		i := slices.Index(known, name)
 		if i < 0 {
-			return fmt.Errorf("unknown key %q%s", name, didYouMean(name, known))
+			return fmt.Errorf("unknown key %q%s", name, didYouMean("", name, known))
 		}
 		if err := keys[i].setTOML(s, file[name]); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -252,7 +252,7 @@ func (k key) setTOML(s *settings, value any) error {
 func (k key) set(s *settings, values []string) error {
 	if k.words != nil && !slices.Contains(k.words, values[0]) {
 		last := len(k.words) - 1
-		return fmt.Errorf("%q: must be %s or %s%s", values[0], strings.Join(k.words[:last], ", "), k.words[last], didYouMean(values[0], k.words))
+		return fmt.Errorf("%q: must be %s or %s%s", values[0], strings.Join(k.words[:last], ", "), k.words[last], didYouMean("", values[0], k.words))
 	}
 	switch p := k.value(s).(type) {
 	case *string:

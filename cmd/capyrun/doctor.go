@@ -60,6 +60,10 @@ func (p *program) doctor() ([]docker.Check, error) {
 	if p.ctx.Err() != nil || !errors.As(err, &failed) {
 		return nil, err
 	}
-	check := docker.Check{Name: "engine", Status: docker.CheckFail, Detail: failed.Error(), Fix: "start the engine, or name another one with --endpoint"}
+	bare := *failed
+	if errors.Is(err, provider.ErrUnreachable) {
+		bare.Hint = "" // it says to run this very command
+	}
+	check := docker.Check{Name: "engine", Status: docker.CheckFail, Detail: bare.Error(), Fix: "start the engine, or name another one with --endpoint"}
 	return []docker.Check{check}, nil
 }

@@ -30,6 +30,23 @@ type timeoutError struct{ msg string }
 func (e timeoutError) Error() string { return e.msg }
 func (e timeoutError) Unwrap() error { return context.DeadlineExceeded }
 
+// nameGone says of a name that was given on the command line that it is no sandbox's.
+func nameGone(name string, err error) error {
+	var gone *provider.Error
+	if errors.As(err, &gone) && gone.Kind == provider.ErrGone && gone.Err == nil {
+		return &goneError{name, err}
+	}
+	return err
+}
+
+type goneError struct {
+	name string
+	err  error
+}
+
+func (e *goneError) Error() string { return "there is no sandbox " + e.name }
+func (e *goneError) Unwrap() error { return e.err }
+
 // several is more than one failure. The first decides the exit code.
 type several []error
 

@@ -28,7 +28,7 @@ func (p *program) execCommand() *cli.Command {
 		ArgsUsage: "NAME [--] COMMAND [ARGUMENT...]",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "command", Aliases: []string{"c"}, Usage: "a command `LINE` for the sandbox's shell instead of COMMAND"},
-			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "end the command and all its processes after this `TIME`"},
+			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "end the command and all its processes after this `TIME`, such as 90s; 0 means none"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set a variable, `NAME=VALUE`; may be repeated"},
 			&cli.StringFlag{Name: "cwd", Usage: "working `DIRECTORY` (default: /workspace)"},
 			&cli.StringFlag{Name: "tag", Usage: "`TAG` by which the command can be found and killed"},
@@ -42,6 +42,9 @@ func (p *program) exec(c *cli.Context) error {
 	args := append(c.Args().Slice(), p.tail...)
 	if len(args) == 0 || p.tail != nil && c.NArg() != 1 {
 		return usagef(c.Command, "give one sandbox and a command")
+	}
+	if err := noNegative(c, "timeout"); err != nil {
+		return err
 	}
 	name, args := args[0], args[1:]
 	if (len(args) > 0) == c.IsSet("command") {
@@ -73,7 +76,7 @@ func (p *program) exec(c *cli.Context) error {
 	defer pr.Close()
 	sb, err := pr.Open(p.ctx, name)
 	if err != nil {
-		return err
+		return nameGone(name, err)
 	}
 	if c.Bool("detach") {
 		cmd.MaxOutput = 0

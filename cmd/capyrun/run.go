@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -39,8 +40,8 @@ func (p *program) runCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "param", Aliases: []string{"p"}, Usage: "parameter of main, `NAME=VALUE`; may be repeated"},
 			&cli.StringFlag{Name: "params-file", Usage: "JSON object of parameters in `FILE`; -p overrides them"},
-			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "stop the run after this `TIME`"},
-			&cli.DurationFlag{Name: "exec-timeout", Value: 5 * time.Minute, Usage: "`TIME` for a command that the workflow gives none"},
+			&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "stop the run after this `TIME`, such as 10m; 0 means none"},
+			&cli.DurationFlag{Name: "exec-timeout", Value: 5 * time.Minute, Usage: "`TIME` for a command that the workflow gives none; 0 means no end"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`FORM` of the result: text, json or none"},
 			&cli.StringFlag{Name: "events", Usage: "write everything that happens to `FILE`, as lines of JSON"},
 			&cli.StringFlag{Name: "keep", Value: "never", Usage: "`WHEN` to leave the run's sandboxes: never, on-failure or always"},
@@ -64,6 +65,9 @@ func (p *program) runWorkflow(c *cli.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := noNegative(c, "timeout", "exec-timeout"); err != nil {
+		return err
+	}
 	keep, ok := keepPolicies[c.String("keep")]
 	if !ok {
 		return usagef(c.Command, "--keep %s: must be never, on-failure or always", c.String("keep"))
@@ -75,9 +79,13 @@ func (p *program) runWorkflow(c *cli.Context) (err error) {
 
 	lazy := &lazyProvider{config: p.settings.docker}
 	defer func() { err = join(err, lazy.Close()) }()
-	events, closeEvents, err := p.events(c.String("events"), lazy)
+	events, closeEvents, err := p.events(c.String("events"))
 	if err != nil {
 		return err
+	}
+	execTimeout := c.Duration("exec-timeout")
+	if execTimeout == 0 {
+		execTimeout = -1 // none, where 0 is the default
 	}
 	rt := starlib.New(lazy, starlib.Options{
 		Events:      events,
@@ -85,7 +93,7 @@ func (p *program) runWorkflow(c *cli.Context) (err error) {
 		AllowEnv:    c.StringSlice("allow-env"),
 		AllowRead:   c.StringSlice("allow-read"),
 		Out:         c.String("out"),
-		ExecTimeout: c.Duration("exec-timeout"),
+		ExecTimeout: execTimeout,
 		Keep:        keep,
 	})
 	ctx := p.ctx
@@ -110,7 +118,7 @@ func (p *program) runWorkflow(c *cli.Context) (err error) {
 }
 
 // events returns where the run's events go, and what to call when it is over.
-func (p *program) events(file string, lazy *lazyProvider) (event.Sink, func() error, error) {
+func (p *program) events(file string) (event.Sink, func() error, error) {
 	var sinks []event.Sink
 	closeFile := func() error { return nil }
 	if file != "" {
@@ -133,20 +141,25 @@ func (p *program) events(file string, lazy *lazyProvider) (event.Sink, func() er
 			progress.Emit(e)
 		}
 	}))
-	p.signals.display(progress.Message, progress.Close, func() string {
-		switch n := lazy.sandboxes(); n {
-		case 0:
-			return "stopping"
-		case 1:
-			return "cleaning up 1 sandbox"
-		default:
-			return fmt.Sprintf("cleaning up %d sandboxes", n)
-		}
-	})
+	p.signals.display(progress.Message, progress.Close)
+	sinks = append(sinks, p.cleanupWatch())
 	return event.Multi(sinks...), func() error {
 		progress.Close()
 		return closeFile()
 	}, nil
+}
+
+// cleanupWatch returns a sink that tells the signals what the cleanup has come to.
+func (p *program) cleanupWatch() event.Sink {
+	var cleanup atomic.Int64 // its span
+	return event.Func(func(e event.Event) {
+		switch {
+		case e.Type == event.Start && e.Kind == event.KindCleanup:
+			cleanup.Store(int64(e.Span))
+		case e.Type == event.Progress && e.Span == event.SpanID(cleanup.Load()):
+			p.signals.waitsFor(e.Text)
+		}
+	})
 }
 
 // logs reports whether the log level lets an event through.

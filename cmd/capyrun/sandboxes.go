@@ -114,7 +114,7 @@ func (p *program) rmCommand() *cli.Command {
 				if err == nil {
 					fmt.Fprintln(p.stdout, name)
 				}
-				errs = append(errs, err)
+				errs = append(errs, nameGone(name, err))
 			}
 			return join(errs...)
 		},

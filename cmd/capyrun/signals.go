@@ -37,15 +37,16 @@ type signals struct {
 	done   chan struct{}
 
 	mu sync.Mutex
-	// waits says what the program still waits for, at the first signal.
-	waits func() string
+	// waits is what the program waits for before it ends.
+	waits     string
+	signalled bool
 	// message writes a line; restore gives the terminal back.
 	message func(string)
 	restore func()
 }
 
 func watchSignals(parent context.Context, stderr io.Writer) *signals {
-	s := &signals{stderr: stderr, c: make(chan os.Signal, 2), done: make(chan struct{})}
+	s := &signals{stderr: stderr, c: make(chan os.Signal, 2), done: make(chan struct{}), waits: "stopping"}
 	s.ctx, s.cancel = context.WithCancelCause(parent)
 	s.message = func(text string) { fmt.Fprintln(stderr, text) }
 	signal.Notify(s.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -54,10 +55,20 @@ func watchSignals(parent context.Context, stderr io.Writer) *signals {
 }
 
 // display makes messages go through a progress display for as long as it shows.
-func (s *signals) display(message func(string), restore func(), waits func() string) {
+func (s *signals) display(message func(string), restore func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.message, s.restore, s.waits = message, restore, waits
+	s.message, s.restore = message, restore
+}
+
+// waitsFor notes what the program waits for, and tells it after a signal.
+func (s *signals) waitsFor(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits = what
+	if s.signalled {
+		s.message(what)
+	}
 }
 
 func (s *signals) watch() {
@@ -67,13 +78,10 @@ func (s *signals) watch() {
 		return
 	}
 	first := signalError{sig.(syscall.Signal)}
+	s.mu.Lock() // what follows the cancellation is told after it
 	s.cancel(first)
-	s.mu.Lock()
-	what := "stopping"
-	if s.waits != nil {
-		what = s.waits()
-	}
-	s.message(fmt.Sprintf("%v: %s; press Ctrl-C again to leave at once", first, what))
+	s.signalled = true
+	s.message(fmt.Sprintf("%v: %s; press Ctrl-C again to leave at once", first, s.waits))
 	s.mu.Unlock()
 	if sig, ok = <-s.c; ok {
 		s.leave(signalError{sig.(syscall.Signal)})

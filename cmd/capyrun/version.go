@@ -48,12 +48,16 @@ func (p *program) versionCommand() *cli.Command {
 			if err := p.noArgs(c); err != nil {
 				return err
 			}
-			v := readVersion()
 			if c.Bool("json") {
-				return p.stdout.json(v)
+				return p.stdout.json(readVersion())
 			}
-			fmt.Fprintf(p.stdout, "capyrun %s, %s, %s\n", v.Version, v.Go, v.Platform)
+			p.writeVersion()
 			return nil
 		},
 	}
+}
+
+func (p *program) writeVersion() {
+	v := readVersion()
+	fmt.Fprintf(p.stdout, "capyrun %s, %s, %s\n", v.Version, v.Go, v.Platform)
 }

@@ -27,18 +27,25 @@ const MaxNesting = 1000
 // object. An error names the path to what cannot be converted, beginning with
 // name. Values nested more than depth levels deep, or in a cycle, are errors.
 func ToGo(name string, v starlark.Value, depth int) (any, error) {
-	c := converter{max: depth}
+	c := converter{max: depth, onPath: map[any]bool{}}
 	out, err := c.convert(v)
 	var bad *pathError
 	if errors.As(err, &bad) {
 		slices.Reverse(bad.path)
-		for _, part := range bad.path {
+		for i, part := range bad.path {
+			if i == maxPath {
+				name += "..."
+				break
+			}
 			name += part
 		}
 		return nil, fmt.Errorf("%s: %s", name, bad.reason)
 	}
 	return out, err
 }
+
+// maxPath is how much of a path is shown.
+const maxPath = 8
 
 type pathError struct {
 	path   []string // innermost first
@@ -49,12 +56,19 @@ func (e *pathError) Error() string { return e.reason }
 
 type converter struct {
 	depth, max int
+	onPath     map[any]bool // the containers around
 }
 
 func (c *converter) convert(v starlark.Value) (any, error) {
 	if c.depth++; c.depth > c.max {
-		// A cycle ends here as well: its path says enough.
-		return nil, &pathError{reason: fmt.Sprintf("nested more than %d levels deep, or in a cycle", c.max)}
+		return nil, &pathError{reason: fmt.Sprintf("nested more than %d levels deep", c.max)}
+	}
+	if id := identity(v); id != nil {
+		if c.onPath[id] {
+			return nil, &pathError{reason: A(v) + " that contains itself"}
+		}
+		c.onPath[id] = true
+		defer delete(c.onPath, id)
 	}
 	defer func() { c.depth-- }()
 	switch v := v.(type) {

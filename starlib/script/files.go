@@ -3,6 +3,7 @@ package script
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -143,6 +144,9 @@ func ReadRegular(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if info.IsDir() {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: errors.New("it is a directory")}
+	}
 	if !info.Mode().IsRegular() {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: errors.New("not a regular file")}
 	}
@@ -227,17 +231,36 @@ func (f *Files) output() (*os.Root, error) {
 	return f.out, err
 }
 
-// Write writes a file, making its parents.
+// Write writes a file of at most [MaxDownload] bytes, making its parents. It
+// replaces a file or link of that name once all of data is written; after a
+// failure the old one is there as it was, and nothing else.
 func (t Target) Write(data io.Reader, mode fs.FileMode) error {
-	if err := t.root.MkdirAll(filepath.Dir(t.rel), 0o777); err != nil {
+	return t.write(data, mode, MaxDownload)
+}
+
+func (t Target) write(data io.Reader, mode fs.FileMode, limit int64) (err error) {
+	dir := filepath.Dir(t.rel)
+	if err := t.root.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	file, err := t.root.OpenFile(t.rel, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode.Perm())
+	temp := filepath.Join(dir, ".capyrun-"+rand.Text())
+	file, err := t.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm())
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(file, data)
-	return errors.Join(err, file.Close())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.root.Remove(temp))
+		}
+	}()
+	n, err := io.Copy(file, io.LimitReader(data, limit+1))
+	if err == nil && n > limit {
+		err = fmt.Errorf("more than the %d bytes that a file of the host may have", limit)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	return t.root.Rename(temp, t.rel)
 }
 
 // WriteGolden writes a file of the workflow's directory.

@@ -119,8 +119,8 @@ func TestUnpack(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	names := []string{"exec", "exists", "memory", "timeout"}
-	for name, want := range map[string]string{"exce": "exec", "memmory": "memory", "Timeout": "timeout", "zzzz": "", "": ""} {
+	names := []string{"exec", "exists", "memory", "timeout", "image", "out", "run"}
+	for name, want := range map[string]string{"exce": "exec", "memmory": "memory", "Timeout": "timeout", "rnu": "run", "teimotu": "", "trace": "", "nope": "", "r": "", "zzzz": "", "": ""} {
 		if got := Nearest(name, names); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}

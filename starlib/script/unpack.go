@@ -83,15 +83,28 @@ func suggest(name string, pairs []any) string {
 	return " (accepted: " + strings.Join(names, ", ") + ")"
 }
 
-// Nearest returns the name that was most likely meant, or "".
+// Nearest returns the name that was most likely meant, or "": at most two
+// mistakes, and at most one in three characters.
 func Nearest(name string, names []string) string {
-	best, bestDistance := "", len(name)/2+1
+	name = strings.ToLower(name)
+	best, bestDistance := "", min(2, (len(name)+2)/3, len(name)-1)+1
 	for _, candidate := range names {
-		if d := levenshtein.Distance(strings.ToLower(name), strings.ToLower(candidate), nil); d < bestDistance {
+		if d := mistakes(name, strings.ToLower(candidate)); d < bestDistance {
 			best, bestDistance = candidate, d
 		}
 	}
 	return best
+}
+
+// mistakes is the edit distance, where two characters that changed places count
+// once. That happens once at most in a word.
+func mistakes(name, meant string) int {
+	d := levenshtein.Distance(name, meant, nil)
+	for i := range len(name) - 1 {
+		swapped := name[:i] + name[i+1:i+2] + name[i:i+1] + name[i+2:]
+		d = min(d, 1+levenshtein.Distance(swapped, meant, nil))
+	}
+	return d
 }
 
 // Duration unpacks "1m30s", a number of seconds or a time.duration, zero or
