@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 
@@ -42,7 +43,9 @@ func upload(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tupl
 }
 
 // sb.download(path, host_path) copies a file or directory of the sandbox to the
-// host, below the directory that --out names; by default under its own name.
+// host, below the directory that --out names; by default under its own name. A
+// file, or the files of a directory together, may have [script.MaxDownload]
+// bytes. A file appears once it is complete.
 func download(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	var from, to string
 	if err := script.Unpack(args, kwargs, "path", &from, "host_path??", &to); err != nil {
@@ -63,11 +66,22 @@ func download(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tu
 				func(r io.Reader) error { return dst.Untar(ctx, r) },
 			)
 		}
+		// A device may have no end. What Stat saw may be another file by now, so
+		// that Write has a bound too.
+		switch {
+		case info.Kind != provider.KindFile:
+			return fmt.Errorf("%s is neither a regular file nor a directory", from)
+		case info.Size > script.MaxDownload:
+			return fmt.Errorf("%s has %d bytes, more than the %d that a file of the host may have", from, info.Size, script.MaxDownload)
+		}
 		file, err := s.sb.OpenFile(ctx, from, provider.ReadOptions{})
 		if err != nil {
 			return err
 		}
-		return errors.Join(dst.Write(file, info.Mode), file.Close())
+		if err := errors.Join(dst.Write(file, info.Mode), file.Close()); err != nil {
+			return fmt.Errorf("%s: %w", from, err)
+		}
+		return nil
 	})
 }
 

@@ -13,6 +13,10 @@ import (
 	"github.com/capybara-hq/capyrun/internal/tartree"
 )
 
+// MaxDownload bounds in bytes what a file, or all files of a tree together, may
+// write to the host: their source may be hostile, and the host's disk is shared.
+const MaxDownload = int64(8) << 30
+
 // Source is a file or directory of the host that goes into a sandbox.
 type Source struct {
 	File *os.File // a regular file, to be closed; nil for a directory
@@ -63,5 +67,5 @@ func (t Target) Untar(ctx context.Context, r io.Reader) error {
 	if err := t.root.MkdirAll(t.rel, 0o777); err != nil {
 		return err
 	}
-	return tartree.Unpack(ctx, r, filepath.Join(t.root.Name(), t.rel), tartree.Limits{})
+	return tartree.Unpack(ctx, r, filepath.Join(t.root.Name(), t.rel), tartree.Limits{Bytes: MaxDownload})
 }
