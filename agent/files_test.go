@@ -468,6 +468,40 @@ func TestGlob(t *testing.T) {
 	}
 }
 
+// TestUnreadableDirectory: what may not be read is listed without its content.
+func TestUnreadableDirectory(t *testing.T) {
+	b, s := newSession(t)
+	b.write("d/locked/f", "", 0o644)
+	b.write("d/unsearchable/f", "", 0o644)
+	for name, mode := range map[string]fs.FileMode{"d/locked": 0, "d/unsearchable": 0o444} {
+		if err := os.Chmod(b.path(name), mode); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Chmod(b.path(name), 0o755)
+	}
+	want := []string{"locked", "unsearchable"}
+	if os.Getuid() == 0 {
+		want = []string{"locked", "locked/f", "unsearchable", "unsearchable/f"} // root may read everything
+	} else {
+		for _, name := range want {
+			if _, err := s.ReadDir(ctx, "d/"+name, true); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	infos, err := s.ReadDir(ctx, "d", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, fi := range infos {
+		got = append(got, fi.Path)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestTooDeep: a listing that cannot reach everything says so.
 func TestTooDeep(t *testing.T) {
 	b, s := newSession(t)
