@@ -233,7 +233,9 @@ func (f *Files) output() (*os.Root, error) {
 
 // Write writes a file of at most [MaxDownload] bytes, making its parents. It
 // replaces a file or link of that name once all of data is written; after a
-// failure the old one is there as it was, and nothing else.
+// failure the old one is there as it was, and nothing else. A link that leads
+// out of the directory is refused: whoever made it expects the file at its end
+// to be written.
 func (t Target) Write(data io.Reader, mode fs.FileMode) error {
 	return t.write(data, mode, MaxDownload)
 }
@@ -241,6 +243,9 @@ func (t Target) Write(data io.Reader, mode fs.FileMode) error {
 func (t Target) write(data io.Reader, mode fs.FileMode, limit int64) (err error) {
 	dir := filepath.Dir(t.rel)
 	if err := t.root.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	if _, err := t.root.Stat(t.rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	temp := filepath.Join(dir, ".capyrun-"+rand.Text())
