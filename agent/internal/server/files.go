@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
@@ -549,7 +550,7 @@ func (f *files) copyTree(ctx context.Context, from, to *target, temp string, mod
 		w.CloseWithError(err)
 		packed <- err
 	}()
-	err = tartree.UnpackRoot(ctx, r, dst, tartree.Limits{AnyLink: true})
+	err = tartree.UnpackRoot(ctx, r, dst, tartree.Limits{Bytes: unbounded, AnyLink: true})
 	r.CloseWithError(io.ErrClosedPipe)
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
 		return from.changed(packErr)
@@ -579,6 +580,10 @@ func (f *files) upload(ctx context.Context, req *wire.Request, data io.Reader) e
 	}
 	defer root.Close()
 	return t.unpacked(ctx, slowly(func() error {
-		return tartree.UnpackRoot(ctx, waitless{Reader: data}, root, tartree.Limits{Readable: f.shared})
+		return tartree.UnpackRoot(ctx, waitless{Reader: data}, root, tartree.Limits{Bytes: unbounded, Readable: f.shared})
 	}))
 }
+
+// unbounded is for trees that take the sandbox's own space: the file system
+// bounds them.
+const unbounded = math.MaxInt64
