@@ -5,8 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -233,17 +231,8 @@ func (p *Provider) agentImageID(ctx context.Context, bin *agentBinary) (string, 
 		return "", err
 	}
 	defer body.Close()
-	dec := json.NewDecoder(body)
-	for {
-		var m pullMessage
-		if err := dec.Decode(&m); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return "", err
-		}
-		if m.Error != "" {
-			return "", errors.New(m.Error)
-		}
+	if err := readMessages(body, func(*imageMessage) {}); err != nil {
+		return "", err
 	}
 	img, err = p.api.ImageInspect(ctx, ref)
 	return img.ID, err

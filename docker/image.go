@@ -71,7 +71,7 @@ func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
 	defer func() { span.End(err, nil) }()
 	body, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
 	if err == nil {
-		err = pullProgress(ctx, body)
+		err = readMessages(body, func(m *imageMessage) { m.progress(ctx) })
 		body.Close()
 	}
 	if err == nil || canceled(ctx) != nil {
@@ -94,8 +94,9 @@ func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
 	return e
 }
 
-// pullMessage is one message of the engine's pull stream.
-type pullMessage struct {
+// imageMessage is one message of the stream with which the engine answers a
+// pull or an import.
+type imageMessage struct {
 	ID       string `json:"id"`
 	Status   string `json:"status"`
 	Error    string `json:"error"`
@@ -105,27 +106,33 @@ type pullMessage struct {
 	} `json:"progressDetail"`
 }
 
-// pullProgress reads the stream to its end. The engine answers 200 before it
-// knows whether the pull works, so an error comes as a message.
-func pullProgress(ctx context.Context, body io.Reader) error {
+// progress tells the message to whoever watches.
+func (m *imageMessage) progress(ctx context.Context) {
+	text := m.Status
+	if m.ID != "" {
+		text = m.ID + ": " + text
+	}
+	if m.Progress.Total > 0 {
+		text += fmt.Sprintf(" %d%%", 100*m.Progress.Current/m.Progress.Total)
+	}
+	event.Emit(ctx, event.Event{Type: event.Progress, Text: text})
+}
+
+// readMessages reads the stream of a pull or an import to its end. The engine
+// answers 200 before it knows whether that works, so an error comes as a
+// message.
+func readMessages(body io.Reader, each func(*imageMessage)) error {
 	dec := json.NewDecoder(body)
 	for {
-		var m pullMessage
+		var m imageMessage
 		if err := dec.Decode(&m); err == io.EOF {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("pull stream: %w", err)
+			return fmt.Errorf("the engine's messages: %w", err)
 		}
 		if m.Error != "" {
 			return errors.New(m.Error)
 		}
-		text := m.Status
-		if m.ID != "" {
-			text = m.ID + ": " + text
-		}
-		if m.Progress.Total > 0 {
-			text += fmt.Sprintf(" %d%%", 100*m.Progress.Current/m.Progress.Total)
-		}
-		event.Emit(ctx, event.Event{Type: event.Progress, Text: text})
+		each(&m)
 	}
 }

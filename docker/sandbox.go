@@ -55,10 +55,15 @@ func (p *Provider) newSandbox(name, id, instance string) *Sandbox {
 }
 
 func (s *Sandbox) close() {
-	s.p.mu.Lock()
-	delete(s.p.sessions, s)
-	s.p.mu.Unlock()
+	s.forget()
 	s.Session.Close()
+}
+
+// forget leaves the session out of what the provider closes.
+func (s *Sandbox) forget() {
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	delete(s.p.sessions, s)
 }
 
 // Name implements [provider.Sandbox].
@@ -111,9 +116,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	}
 	// The session is not closed: it has broken with the container, and an
 	// operation that tries to make it anew learns that the sandbox is gone.
-	s.p.mu.Lock()
-	delete(s.p.sessions, s)
-	s.p.mu.Unlock()
+	s.forget()
 	return nil
 }
 
