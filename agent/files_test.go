@@ -613,13 +613,23 @@ func TestMkdirRemoveRename(t *testing.T) {
 	b.noTemporaries()
 }
 
+// mountTmpfs mounts a file system that is unmounted when the test ends. The test
+// is skipped for users who may not mount, which root may.
+func mountTmpfs(t *testing.T, dir, options string) {
+	t.Helper()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		if os.Getuid() != 0 {
+			t.Skipf("no right to mount: %v", err)
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+}
+
 // TestRenameAcrossFileSystems needs two, which the namespaces' own have.
 func TestRenameAcrossFileSystems(t *testing.T) {
 	b, s := newSession(t)
-	if err := syscall.Mount("tmpfs", b.tmp, "tmpfs", 0, ""); err != nil {
-		t.Skipf("no right to mount: %v", err)
-	}
-	t.Cleanup(func() { syscall.Unmount(b.tmp, syscall.MNT_DETACH) })
+	mountTmpfs(t, b.tmp, "")
 	b.write("dir/sub/f", "content", 0o640)
 	b.write("dir/x", "#!", 0o755)
 	b.symlink("/usr/bin", "dir/abs")
@@ -655,10 +665,7 @@ func TestRenameAcrossFileSystems(t *testing.T) {
 
 func TestNoSpace(t *testing.T) {
 	b, s := newSession(t)
-	if err := syscall.Mount("tmpfs", b.workspace, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("no right to mount: %v", err)
-	}
-	t.Cleanup(func() { syscall.Unmount(b.workspace, syscall.MNT_DETACH) })
+	mountTmpfs(t, b.workspace, "size=1m")
 	b.write("file", "old", 0o644)
 	err := s.WriteFile(ctx, "file", bytes.NewReader(make([]byte, 2<<20)), provider.WriteOptions{})
 	if err == nil || !strings.Contains(err.Error(), "no space left in /workspace") {
