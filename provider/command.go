@@ -35,7 +35,24 @@ type Command struct {
 	// called by one goroutine at a time, and a slow one slows the command down.
 	// data is valid only during the call. Not used by [Sandbox.Start].
 	OnOutput func(stream Stream, data []byte)
+	// Terminal gives the command a pseudo-terminal as its standard streams and
+	// controlling terminal; all output then comes as [Stdout]. What Stdin sends
+	// is what is typed, so an interrupt is byte 3, and the end of Stdin is typed
+	// as the end of input (byte 4). Nil: pipes. Not accepted by [Sandbox.Start].
+	Terminal *Terminal
 }
+
+// Terminal is a pseudo-terminal. TERM is taken from [Command.Env].
+type Terminal struct {
+	// Size is the size at the beginning. Zero: 24 rows of 80 columns.
+	Size WindowSize
+	// Resize gives later sizes until it is closed or the command has ended. Nil:
+	// the size stays.
+	Resize <-chan WindowSize
+}
+
+// WindowSize is the size of a terminal, in characters.
+type WindowSize struct{ Rows, Columns uint16 }
 
 // Validate reports the first field that cannot be accepted, as an
 // [*InvalidError].
