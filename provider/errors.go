@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"syscall"
 )
 
 // Kind is a way of failing that callers act on. It is itself an error, so
@@ -33,8 +34,9 @@ const (
 )
 
 // KindOf returns the kind of err: one of the constants above, or one of the
-// words "not found", "file exists", "permission denied", "canceled" and
-// "deadline exceeded" for the standard library's errors. It is empty for others.
+// words "not found", "file exists", "permission denied", "connection refused",
+// "canceled" and "deadline exceeded" for the standard library's errors. It is
+// empty for others.
 func KindOf(err error) string {
 	var k Kind
 	switch {
@@ -48,6 +50,8 @@ func KindOf(err error) string {
 		return "file exists"
 	case errors.Is(err, fs.ErrPermission):
 		return "permission denied"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "deadline exceeded"
 	case errors.Is(err, context.Canceled):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/capybara-hq/capyrun/provider"
@@ -32,6 +33,7 @@ var kinds = map[string]error{
 	"not found":                      fs.ErrNotExist,
 	"file exists":                    fs.ErrExist,
 	"permission denied":              fs.ErrPermission,
+	"connection refused":             syscall.ECONNREFUSED,
 	"canceled":                       context.Canceled,
 }
 
