@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
+	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/capybara-hq/capyrun/event"
@@ -66,32 +68,76 @@ func runsOn(image, kernel string) bool {
 }
 
 // pull pulls an image; the progress is an event.
+//
+// Credentials that cannot be read are no error yet: a public image needs none,
+// and what is broken may concern another registry. They are named where the
+// registry then refuses.
 func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
-	ctx, span := event.Begin(ctx, event.Event{Kind: event.KindPull, Name: "pull " + ref, Sandbox: sandbox})
+	op := "pull " + ref
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return notPullable(op, sandbox, ref)
+	}
+	domain := reference.Domain(named)
+	ctx, span := event.Begin(ctx, event.Event{Kind: event.KindPull, Name: op, Sandbox: sandbox})
 	defer func() { span.End(err, nil) }()
-	body, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
+	auth, authErr := registryAuth(ctx, domain)
+	if canceled(ctx) != nil {
+		return p.fail(ctx, op, sandbox, authErr)
+	}
+	body, err := p.api.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
 	if err == nil {
 		err = readMessages(body, func(m *imageMessage) { m.progress(ctx) })
 		body.Close()
 	}
-	if err == nil || canceled(ctx) != nil {
-		return p.fail(ctx, "pull "+ref, sandbox, err)
+	switch {
+	case err == nil && authErr != nil:
+		p.warnOnce(ctx, "pulled without credentials: "+authErr.Error())
+		return nil
+	case err == nil || canceled(ctx) != nil:
+		return p.fail(ctx, op, sandbox, err)
 	}
-	e := &provider.Error{Op: "pull " + ref, Sandbox: sandbox, Kind: provider.ErrPullFailed, Err: trimmed{err}}
+	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
 	switch msg := err.Error(); {
 	case strings.Contains(msg, "no matching manifest"):
 		e.Kind = provider.ErrImagePlatform
-	case notFound(err), strings.Contains(msg, "manifest unknown"), strings.Contains(msg, "does not exist"):
+		return e
+	case notFound(err), missingInRegistry.MatchString(msg):
 		e.Kind = provider.ErrImageNotFound
-	case strings.Contains(msg, "invalid reference format"):
-		return &provider.InvalidError{Field: "image", Value: ref, Reason: "is not an image reference"}
+	case refusedByRegistry.MatchString(msg):
+		e.Kind = provider.ErrPullFailed
 	default:
 		if unreachable := p.fail(ctx, e.Op, sandbox, err); errors.Is(unreachable, provider.ErrUnreachable) {
 			return unreachable
 		}
+		e.Kind = provider.ErrPullFailed
 		e.Hint = "the engine does not have the image and could not get it from its registry"
 	}
+	switch refused := refusedByRegistry.MatchString(err.Error()); {
+	case authErr != nil:
+		e.Err = fmt.Errorf("%w; without credentials the registry says: %w", authErr, trimmed{err})
+	case refused && auth == "":
+		e.Hint = "the registry wants credentials: `docker login " + domain + "`"
+	case refused:
+		e.Hint = "the registry did not take the credentials of the Docker configuration: `docker login " + domain + "` replaces them"
+	}
 	return e
+}
+
+// What registries answer through the engine, which hands on their words and a
+// status that depends on how far it had come.
+var (
+	missingInRegistry = regexp.MustCompile(`manifest unknown|manifest for .* not found|does not exist|name unknown|NAME_UNKNOWN|MANIFEST_UNKNOWN`)
+	refusedByRegistry = regexp.MustCompile(`(?i)unauthorized|no basic auth credentials|authentication required|access denied|denied:|may require 'docker login'|status:? (code )?40[13]`)
+)
+
+// notPullable is the error for what no registry has a name for.
+func notPullable(op, sandbox, ref string) error {
+	if _, err := reference.ParseAnyReference(ref); err == nil {
+		return &provider.Error{Op: op, Sandbox: sandbox, Kind: provider.ErrImageNotFound, Err: fmt.Errorf("%q", ref),
+			Hint: "the engine does not have it, and an image id cannot be pulled"}
+	}
+	return &provider.Error{Op: op, Sandbox: sandbox, Err: &provider.InvalidError{Field: "image", Value: ref, Reason: "is not an image reference"}}
 }
 
 // imageMessage is one message of the stream with which the engine answers a
