@@ -164,6 +164,23 @@ func (p *process) Output(ctx context.Context) (*provider.Output, error) {
 	return &provider.Output{Stdout: out.kept[0], Stderr: out.kept[1], Truncated: resp.Truncated}, nil
 }
 
+func (p *process) Follow(ctx context.Context, onOutput func(provider.Stream, []byte)) (*provider.Result, error) {
+	op := "follow process " + p.id
+	out := &collector{onOutput: func(s provider.Stream, data []byte) {
+		if ctx.Err() == nil { // else this is what was under way
+			onOutput(s, data)
+		}
+	}}
+	resp, err := p.s.do(ctx, op, &p.s.main, p.request(wire.OpFollow), out.frame)
+	if err != nil {
+		return nil, err
+	}
+	if resp.Result == nil {
+		return nil, p.s.fail(ctx, op, errIncomplete)
+	}
+	return resultOf(resp.Result), nil
+}
+
 func (p *process) Signal(ctx context.Context, signal string) error {
 	req := p.request(wire.OpSignal)
 	req.Request.Signal = signal

@@ -118,6 +118,38 @@ func TestBackgroundOutputKeepsNewest(t *testing.T) {
 	}
 }
 
+// TestFollowOrder: a follower that comes late still gets both streams in the
+// order in which they were printed.
+func TestFollowOrder(t *testing.T) {
+	_, s := newSession(t)
+	p := mustStart(t, s, provider.Command{Shell: "for i in 1 2 3 4 5; do echo out$i; sleep 0.01; echo err$i >&2; sleep 0.01; done; exit 3"})
+	if _, err := p.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	r, err := p.Follow(ctx, func(_ provider.Stream, data []byte) { got.Write(data) })
+	if err != nil || r.ExitCode != 3 || r.Truncated || len(r.Stdout) > 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if want := "out1\nerr1\nout2\nerr2\nout3\nerr3\nout4\nerr4\nout5\nerr5\n"; got.String() != want {
+		t.Errorf("got %q", got.String())
+	}
+}
+
+// TestFollowEndsWithTheProcess: what a process leaves behind is not followed,
+// however much it prints.
+func TestFollowEndsWithTheProcess(t *testing.T) {
+	_, s := newSession(t)
+	p := mustStart(t, s, provider.Command{Shell: "yes & exit 4", MaxOutput: 100 << 10})
+	r, err := p.Follow(ctx, func(provider.Stream, []byte) {})
+	if err != nil || r.ExitCode != 4 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := p.Signal(ctx, "KILL"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBackgroundTimeout(t *testing.T) {
 	_, s := newSession(t)
 	p := mustStart(t, s, provider.Command{Shell: "setsid sleep 1000 & wait", Timeout: 100 * time.Millisecond})

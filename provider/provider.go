@@ -92,7 +92,8 @@ type Sandbox interface {
 	// Dial opens a connection to a server inside the sandbox: network is "tcp"
 	// (address host:port, an empty host is the loopback) or "unix" (address is a
 	// path). It needs no network: the bytes travel through the session. The
-	// connection has CloseWrite for half-close and outlives ctx.
+	// connection has CloseWrite for half-close and outlives ctx. Where no server
+	// listens the error matches [syscall.ECONNREFUSED].
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Suspend stops every process within five seconds and keeps the files of
@@ -190,4 +191,11 @@ type Process interface {
 	CloseStdin(ctx context.Context) error
 	// Output returns what is kept of its output so far.
 	Output(ctx context.Context) (*Output, error)
+	// Follow gives onOutput what is kept of the output and then all that comes, in
+	// the order in which the process printed it, and returns how the process ended,
+	// without the output. onOutput is called by one goroutine at a time, and data
+	// is valid only during the call. A slow one does not slow the process down: it
+	// misses what [Command.MaxOutput] has dropped meanwhile, and Truncated says
+	// so. Cancelling ctx ends the following and leaves the process.
+	Follow(ctx context.Context, onOutput func(stream Stream, data []byte)) (*Result, error)
 }

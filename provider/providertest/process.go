@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -110,6 +111,74 @@ func testProcess(t *testing.T, h Harness) {
 		}
 		if r, err := proc.Wait(ctx); err != nil || r.Signal != "SIGKILL" {
 			t.Errorf("%+v, %v", r, err)
+		}
+	})
+
+	t.Run("followed", func(t *testing.T) {
+		// The process waits for what the follower does, so this ends only if output
+		// arrives while it runs.
+		proc := start(t, sb, provider.Command{Shell: "echo one; while read x; do echo got $x; echo err $x >&2; done; exit 6"})
+		wait(t, "some output", func() bool {
+			out, err := proc.Output(ctx)
+			return err == nil && len(out.Stdout) > 0
+		})
+		for range 2 { // the second time it has ended
+			var stdout, stderr bytes.Buffer
+			r, err := proc.Follow(ctx, func(s provider.Stream, data []byte) {
+				if s == provider.Stderr {
+					stderr.Write(data)
+					return
+				}
+				if stdout.Len() == 0 {
+					// Fails the second time, when nobody reads any more.
+					proc.Write(ctx, []byte("two\n"))
+					proc.CloseStdin(ctx)
+				}
+				stdout.Write(data)
+			})
+			if err != nil || r.ExitCode != 6 || r.Truncated || stdout.String() != "one\ngot two\n" || stderr.String() != "err two\n" {
+				t.Errorf("%+v, %v, followed %q and %q", r, err, stdout.String(), stderr.String())
+			}
+		}
+	})
+
+	t.Run("a slow follower does not slow it", func(t *testing.T) {
+		proc := start(t, sb, provider.Command{Shell: "echo first; read x; yes 0123456789 | head -c 3000000; echo; echo last", MaxOutput: 64 << 10})
+		total, tail := 0, ""
+		once := false
+		r, err := proc.Follow(ctx, func(_ provider.Stream, data []byte) {
+			if !once {
+				once = true
+				if err := proc.Write(ctx, []byte("go\n")); err != nil {
+					t.Error(err)
+				}
+				// It runs to its end while this stands still.
+				wait(t, "the end", func() bool {
+					info, err := proc.Info(ctx)
+					return err == nil && !info.Running
+				})
+			}
+			total += len(data)
+			tail = string(append([]byte(tail), data...))
+			tail = tail[max(0, len(tail)-100):]
+		})
+		if err != nil || !r.OK() || !r.Truncated || total > 2000000 || !strings.HasSuffix(tail, "\nlast\n") {
+			t.Errorf("%+v, %v, followed %d bytes, at the end %q", r, err, total, tail)
+		}
+	})
+
+	t.Run("a cancelled follow leaves it", func(t *testing.T) {
+		proc := start(t, sb, provider.Command{Shell: "echo ready; sleep 4754"})
+		cause := errors.New("seen enough")
+		fctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		r, err := proc.Follow(fctx, func(provider.Stream, []byte) { cancel(cause) })
+		if r != nil {
+			t.Errorf("%+v", r)
+		}
+		wantIs(t, err, cause)
+		if info, err := proc.Info(ctx); err != nil || !info.Running {
+			t.Errorf("%+v, %v", info, err)
 		}
 	})
 

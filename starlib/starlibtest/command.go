@@ -175,7 +175,25 @@ type output struct {
 
 	mu        sync.Mutex
 	out       [3]bytes.Buffer // by stream
+	pieces    []piece         // the same in order
+	more      chan struct{}   // closed at the next piece; nil: nobody waits for it
 	truncated bool
+}
+
+type piece struct {
+	stream provider.Stream
+	data   []byte
+}
+
+// after returns all but the first n pieces, and what is closed when there are
+// more.
+func (o *output) after(n int) ([]piece, <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.more == nil {
+		o.more = make(chan struct{})
+	}
+	return o.pieces[n:len(o.pieces):len(o.pieces)], o.more
 }
 
 type streamWriter struct {
@@ -203,6 +221,13 @@ func (w streamWriter) Write(data []byte) (int, error) {
 		keep, o.truncated = keep[:room], true
 	}
 	o.out[w.stream].Write(keep)
+	if len(keep) > 0 {
+		o.pieces = append(o.pieces, piece{w.stream, bytes.Clone(keep)})
+		if o.more != nil {
+			close(o.more)
+			o.more = nil
+		}
+	}
 	return len(data), nil
 }
 

@@ -116,6 +116,36 @@ func (p *process) Write(ctx context.Context, data []byte) error {
 
 func (p *process) CloseStdin(context.Context) error { return p.stdin.Close() }
 
+func (p *process) Follow(ctx context.Context, onOutput func(provider.Stream, []byte)) (*provider.Result, error) {
+	for at, ended := 0, false; ; {
+		pieces, more := p.out.after(at)
+		for _, piece := range pieces {
+			if ctx.Err() == nil {
+				onOutput(piece.stream, piece.data)
+			}
+		}
+		at += len(pieces)
+		switch {
+		case ctx.Err() != nil:
+			return nil, &provider.Error{Op: "follow", Sandbox: p.sb.spec.Name, Err: context.Cause(ctx)}
+		case len(pieces) > 0:
+			continue
+		case ended:
+			res, err := p.Wait(ctx)
+			if err == nil {
+				res.Stdout, res.Stderr = nil, nil
+			}
+			return res, err
+		}
+		select {
+		case <-more:
+		case <-p.done:
+			ended = true
+		case <-ctx.Done():
+		}
+	}
+}
+
 func (p *process) Output(context.Context) (*provider.Output, error) {
 	out := p.out.kept()
 	return &out, nil

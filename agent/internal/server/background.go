@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -179,6 +180,44 @@ func (c *call) output() *wire.Response {
 		return failure(err)
 	}
 	return &wire.Response{Truncated: cutOut || cutErr}
+}
+
+// follow sends a process's output as it comes. What the ring drops before the
+// client has read what came before it is skipped.
+func (c *call) follow(ctx context.Context) *wire.Response {
+	p, err := c.session.server.cmds.find(c.req.ID)
+	if err != nil {
+		return failure(err)
+	}
+	f := &follower{ring: p.bg.ring}
+	settled, end := p.bg.settled, int64(math.MaxInt64)
+	buf := make([]byte, bufferOutput)
+	for ctx.Err() == nil {
+		s, data, more := f.next(buf, end)
+		c.out.Raw(wire.OutputType(s), data)
+		if data == nil || c.out.Buffered() > bufferOutput {
+			if err := c.out.Flush(); err != nil {
+				return failure(err)
+			}
+		}
+		switch {
+		case data != nil:
+		case settled == nil:
+			r := *p.bg.result
+			r.CutStdout, r.CutStderr = f.cut[0], f.cut[1]
+			return &wire.Response{Result: &r}
+		default:
+			select {
+			case <-more:
+			case <-settled:
+				// What something that it left behind prints from here on is none of
+				// its output.
+				settled, end = nil, p.bg.ring.end()
+			case <-ctx.Done():
+			}
+		}
+	}
+	return failure(context.Cause(ctx))
 }
 
 func (c *call) sendRing(p *command) (cutOut, cutErr bool, err error) {

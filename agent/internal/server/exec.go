@@ -34,11 +34,7 @@ func (o *execOutput) sink(s provider.Stream, data []byte) {
 	if !o.stream {
 		data = o.keeper.Keep(s, data)
 	}
-	t := wire.TypeStdout
-	if s == provider.Stderr {
-		t = wire.TypeStderr
-	}
-	o.out.Raw(t, data)
+	o.out.Raw(wire.OutputType(s), data)
 	if o.stream || o.out.Buffered() > bufferOutput {
 		// A slow client slows the command down here.
 		if o.out.Flush() != nil {

@@ -218,6 +218,8 @@ func (c *call) do(ctx context.Context) *wire.Response {
 		return c.wait(ctx)
 	case wire.OpOutput:
 		return c.output()
+	case wire.OpFollow:
+		return c.follow(ctx)
 	case wire.OpSignal:
 		return reply(c.signal())
 	case wire.OpInput:

@@ -64,6 +64,64 @@ func TestRingKeepsNewest(t *testing.T) {
 	})
 }
 
+// TestFollower: a follower gets everything in order, but for what was dropped
+// before it came to it, which it knows of.
+func TestFollower(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRing(rapid.Int64Range(1, 40).Draw(t, "limit"))
+		f := &follower{ring: r}
+		type piece struct {
+			stream int
+			b      byte
+		}
+		var all, got []piece // every byte is another
+		read := func() bool {
+			s, data, more := f.next(make([]byte, rapid.IntRange(1, 20).Draw(t, "buffer")), 1<<40)
+			if (data == nil) != (more != nil) {
+				t.Fatalf("%q and %v", data, more)
+			}
+			for _, b := range data {
+				got = append(got, piece{wire.Index(s), b})
+			}
+			return data != nil
+		}
+		for range rapid.IntRange(0, 12).Draw(t, "steps") {
+			if rapid.Bool().Draw(t, "read") {
+				read()
+				continue
+			}
+			s := provider.Stream(rapid.IntRange(1, 2).Draw(t, "stream"))
+			for range rapid.IntRange(0, 10).Draw(t, "size") {
+				p := piece{wire.Index(s), byte(len(all))}
+				all = append(all, p)
+				r.add(s, []byte{p.b})
+			}
+		}
+		for read() {
+		}
+		var missed [2]bool
+		rest := all
+		for _, p := range got {
+			for len(rest) > 0 && rest[0] != p {
+				missed[rest[0].stream], rest = true, rest[1:]
+			}
+			if len(rest) == 0 {
+				t.Fatalf("%v is not in the order of %v", got, all)
+			}
+			rest = rest[1:]
+		}
+		if len(rest) > 0 || missed != f.cut {
+			t.Fatalf("got %v of %v, cut %v", got, all, f.cut)
+		}
+		r.drop()
+		if f := (&follower{ring: r}); len(all) > 0 {
+			if _, data, _ := f.next(make([]byte, 1), 1<<40); data != nil || !f.cut[0] && !f.cut[1] {
+				t.Fatalf("after drop: %q, cut %v", data, f.cut)
+			}
+		}
+	})
+}
+
 func TestKeptOutputIsBounded(t *testing.T) {
 	k := &keptOutput{limit: 100}
 	var rings []*ring

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/capybara-hq/capyrun/provider"
 )
 
 // Type is the kind of a frame.
@@ -53,6 +55,14 @@ func (t Type) cap() int {
 }
 
 const frameHeader = 5
+
+// OutputType is the type of a frame with output of s.
+func OutputType(s provider.Stream) Type {
+	if s == provider.Stderr {
+		return TypeStderr
+	}
+	return TypeStdout
+}
 
 // ErrGarbled marks what no correct peer sends.
 var ErrGarbled = errors.New("garbled stream")

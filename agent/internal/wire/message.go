@@ -23,6 +23,7 @@ const (
 	OpList     Op = "list"    // items: []Process
 	OpWait     Op = "wait"    // ID; output frames; Result
 	OpOutput   Op = "output"  // ID; output frames; Truncated
+	OpFollow   Op = "follow"  // ID; output frames; Result
 	OpSignal   Op = "signal"  // ID, Signal
 	OpInput    Op = "input"   // ID; data frames
 	OpNoInput  Op = "noinput" // ID
