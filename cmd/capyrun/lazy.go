@@ -7,12 +7,14 @@ import (
 
 	"github.com/capybara-hq/capyrun/docker"
 	"github.com/capybara-hq/capyrun/provider"
+	"github.com/capybara-hq/capyrun/provider/pool"
 )
 
 // lazyProvider connects to the engine when a workflow first needs it, so that
 // one that does not starts quicker and needs no engine.
 type lazyProvider struct {
 	config docker.Config
+	warm   int // how many sandboxes of each kind are started ahead
 
 	mu   sync.Mutex
 	real provider.Provider
@@ -32,7 +34,10 @@ func (l *lazyProvider) connect(ctx context.Context) (provider.Provider, error) {
 		return nil, err
 	}
 	l.real = p
-	return p, nil
+	if l.warm > 0 {
+		l.real = pool.New(p, pool.Options{Ahead: l.warm, Total: max(l.warm, pool.DefaultTotal)})
+	}
+	return l.real, nil
 }
 
 func (l *lazyProvider) Create(ctx context.Context, spec provider.Spec) (provider.Sandbox, error) {

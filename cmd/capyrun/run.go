@@ -26,6 +26,9 @@ var keepPolicies = map[string]starlib.KeepPolicy{
 	"always":     starlib.KeepAlways,
 }
 
+// maxWarm bounds what a typing mistake can start.
+const maxWarm = 100
+
 func (p *program) runCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "run",
@@ -45,6 +48,7 @@ func (p *program) runCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`FORM` of the result: text, json or none"},
 			&cli.StringFlag{Name: "events", Usage: "write everything that happens to `FILE`, as lines of JSON"},
 			&cli.StringFlag{Name: "keep", Value: "never", Usage: "`WHEN` to leave the run's sandboxes: never, on-failure or always"},
+			&cli.IntFlag{Name: "warm", DefaultText: "none", Usage: "start this `NUMBER` of sandboxes ahead of each kind that the workflow creates"},
 			&cli.StringSliceFlag{Name: "allow-read", Usage: "`DIR` that the workflow may read beside its own; may be repeated"},
 			&cli.StringSliceFlag{Name: "allow-env", Usage: "`NAME` of a variable that the workflow may read; may be repeated"},
 			&cli.StringFlag{Name: "out", Usage: "`DIR` that the workflow may write to"},
@@ -72,12 +76,16 @@ func (p *program) runWorkflow(c *cli.Context) (err error) {
 	if !ok {
 		return usagef(c.Command, "--keep %s: must be never, on-failure or always", c.String("keep"))
 	}
+	warm := c.Int("warm")
+	if warm < 0 || warm > maxWarm {
+		return usagef(c.Command, "--warm %d: must be from 0 to %d", warm, maxWarm)
+	}
 	params, err := readParams(c)
 	if err != nil {
 		return err
 	}
 
-	lazy := &lazyProvider{config: p.settings.docker}
+	lazy := &lazyProvider{config: p.settings.docker, warm: warm}
 	defer func() { err = join(err, lazy.Close()) }()
 	events, closeEvents, err := p.events(c.String("events"))
 	if err != nil {
