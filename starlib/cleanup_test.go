@@ -49,6 +49,15 @@ func TestKeep(t *testing.T) {
 			if d := cmp.Diff(test.want, fake.Names()); d != "" {
 				t.Error(d)
 			}
+			list, err2 := fake.List(t.Context())
+			if err2 != nil {
+				t.Fatal(err2)
+			}
+			for _, info := range list {
+				if !info.Keep && info.Expires.IsZero() {
+					t.Errorf("%s ends with its owner", info.Name)
+				}
+			}
 			if err == nil {
 				if d := cmp.Diff(test.want, res.Kept); d != "" {
 					t.Error(d)

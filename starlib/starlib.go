@@ -83,7 +83,7 @@ type KeepPolicy int
 
 const (
 	KeepNever     KeepPolicy = iota // destroy them
-	KeepOnFailure                   // leave them where the run failed
+	KeepOnFailure                   // leave them where the run failed or was killed
 	KeepAlways                      // leave them
 )
 
@@ -159,6 +159,7 @@ func (rt *Runtime) config(files *script.Files) script.Config {
 		Getenv:       o.Getenv,
 		Print:        o.Print,
 		Clock:        o.Clock,
+		MayKeep:      o.Keep != KeepNever,
 		ExecTimeout:  o.ExecTimeout,
 		Steps:        uint64(o.Limits.Steps),
 		Output:       o.Limits.Output,

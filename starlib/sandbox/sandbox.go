@@ -81,6 +81,9 @@ func create(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []
 	if err != nil {
 		return nil, err
 	}
+	kept := spec.Keep || spec.TTL > 0
+	// Whether a sandbox outlives its owner is decided at its creation.
+	spec.Keep = spec.Keep || t.MayKeep
 	title := spec.Image
 	if title == "" {
 		title = "default image"
@@ -94,7 +97,7 @@ func create(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []
 		return nil, err
 	}
 	// Owned even when the run was cancelled meanwhile: it exists.
-	t.Own(sb, spec.Keep || spec.TTL > 0)
+	t.Own(sb, kept)
 	span.End(nil, map[string]any{"sandbox": sb.Name()})
 	return &Sandbox{run: t.Run, sb: sb}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,8 @@ type Config struct {
 	Print func(line string)
 	// Clock is the time that scripts see. Nil: time.Now.
 	Clock func() time.Time
+	// MayKeep creates sandboxes so that they can outlive the run.
+	MayKeep bool
 	// ExecTimeout bounds commands for which the script gives no timeout.
 	ExecTimeout time.Duration
 	// Steps bounds the Starlark steps of all threads together.
@@ -59,6 +62,7 @@ type Run struct {
 	cancel context.CancelCauseFunc
 	defers []Deferred
 	owned  map[string]Owned
+	held   map[string][]io.Closer // by sandbox
 }
 
 // Owned is a sandbox that the run created.
@@ -79,7 +83,7 @@ func NewRun(c Config) *Run {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &Run{Config: c, owned: map[string]Owned{}}
+	return &Run{Config: c, owned: map[string]Owned{}, held: map[string][]io.Closer{}}
 }
 
 // Begin starts a phase of the run: the workflow itself, then its cleanup. Each
@@ -119,11 +123,41 @@ func (r *Run) Own(sb provider.Sandbox, kept bool) {
 	r.owned[sb.Name()] = Owned{sb, kept}
 }
 
-// Disown forgets a sandbox that was destroyed.
+// Disown forgets a sandbox that was destroyed, and closes what was held with it.
 func (r *Run) Disown(name string) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	held := r.held[name]
 	delete(r.owned, name)
+	delete(r.held, name)
+	r.mu.Unlock()
+	closeAll(held)
+}
+
+// Hold keeps something that ends with the sandbox or with the run, whichever
+// comes first.
+func (r *Run) Hold(sandbox string, c io.Closer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held[sandbox] = append(r.held[sandbox], c)
+}
+
+// Release closes what is held.
+func (r *Run) Release() {
+	r.mu.Lock()
+	var held []io.Closer
+	for _, list := range r.held {
+		held = append(held, list...)
+	}
+	clear(r.held)
+	r.mu.Unlock()
+	closeAll(held)
+}
+
+// closeAll drops the errors: what is held is on its way out either way.
+func closeAll(list []io.Closer) {
+	for _, c := range list {
+		c.Close()
+	}
 }
 
 // Owned returns the sandboxes that the run created and that still exist, in no
