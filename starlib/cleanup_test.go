@@ -49,9 +49,9 @@ func TestKeep(t *testing.T) {
 			if d := cmp.Diff(test.want, fake.Names()); d != "" {
 				t.Error(d)
 			}
-			list, err2 := fake.List(t.Context())
-			if err2 != nil {
-				t.Fatal(err2)
+			list, listErr := fake.List(t.Context())
+			if listErr != nil {
+				t.Fatal(listErr)
 			}
 			for _, info := range list {
 				if !info.Keep && info.Expires.IsZero() {

@@ -70,7 +70,7 @@ var nameHints = map[string]string{
 	"os":         "sb.exec runs commands, host.env(name) reads a variable, host.glob(pattern) finds files",
 	"sys":        "host.args are the workflow's arguments, fail(message) ends it",
 	"subprocess": "sb.exec(cmd) runs a command in a sandbox",
-	"requests":   "a command in a sandbox can make requests, if its egress allows it",
+	"requests":   "sb.http(method, port, path) asks a server in a sandbox; commands can make requests where egress lets them",
 	"input":      "a workflow cannot ask; give it a parameter of main",
 	"exit":       "return from main, or fail(message)",
 	"quit":       "return from main, or fail(message)",

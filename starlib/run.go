@@ -212,12 +212,14 @@ func (x *execution) convert(v starlark.Value) (any, error) {
 // outlive a cancelled run. It returns the names of the sandboxes that are left
 // on purpose.
 func (x *execution) cleanup(ctx context.Context, failed bool) (kept []string, err error) {
+	defer x.run.Release()
 	if !x.run.HasDeferred() && len(x.run.Owned()) == 0 {
 		return nil, nil
 	}
 	ctx, span := event.Begin(context.WithoutCancel(ctx), event.Event{Kind: event.KindCleanup, Name: "cleanup"})
 	defer func() { span.End(err, nil) }()
 	errs := x.deferred(ctx)
+	x.run.Release() // deferred calls may have used it
 	keep := x.rt.options.Keep == KeepAlways || x.rt.options.Keep == KeepOnFailure && failed
 	var doomed []provider.Sandbox
 	for _, o := range x.run.Owned() {

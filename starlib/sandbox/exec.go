@@ -56,9 +56,15 @@ func exec(t *script.Thread, th *starlark.Thread, s *Sandbox, args starlark.Tuple
 	if onLine == nil {
 		res, err = s.sb.Exec(ctx, cmd.Command)
 	} else {
-		res, err = execLines(ctx, s.sb, cmd.Command, func(line string) error {
-			_, err := starlark.Call(th, onLine, starlark.Tuple{starlark.String(line)}, nil)
-			return err
+		res, err = withLines(ctx, lineCalls(th, onLine), func(ctx context.Context, onOutput outputFunc) (*provider.Result, error) {
+			also := cmd.OnOutput
+			cmd.OnOutput = func(stream provider.Stream, data []byte) {
+				if also != nil {
+					also(stream, data)
+				}
+				onOutput(stream, data)
+			}
+			return s.sb.Exec(ctx, cmd.Command)
 		})
 	}
 	out.flush()
@@ -149,10 +155,20 @@ func (c *cmdline) Unpack(v starlark.Value) error {
 	return nil
 }
 
-// execLines runs a command and calls fn with each line of its output, on the
-// calling goroutine: fn runs Starlark code on the caller's thread, which must
-// not run on two goroutines.
-func execLines(ctx context.Context, sb provider.Sandbox, cmd provider.Command, fn func(line string) error) (*provider.Result, error) {
+// lineCalls calls a Starlark function with lines.
+func lineCalls(th *starlark.Thread, fn starlark.Callable) func(line string) error {
+	return func(line string) error {
+		_, err := starlark.Call(th, fn, starlark.Tuple{starlark.String(line)}, nil)
+		return err
+	}
+}
+
+type outputFunc = func(stream provider.Stream, data []byte)
+
+// withLines runs something that has output and calls fn with each line of it, on
+// the calling goroutine: fn runs Starlark code on the caller's thread, which must
+// not run on two goroutines. A failure of fn ends what runs, and is the error.
+func withLines(ctx context.Context, fn func(line string) error, run func(context.Context, outputFunc) (*provider.Result, error)) (*provider.Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	type chunk struct {
@@ -160,11 +176,7 @@ func execLines(ctx context.Context, sb provider.Sandbox, cmd provider.Command, f
 		data   []byte
 	}
 	chunks := make(chan chunk) // no buffer: a slow fn slows the command down
-	also := cmd.OnOutput
-	cmd.OnOutput = func(stream provider.Stream, data []byte) {
-		if also != nil {
-			also(stream, data)
-		}
+	onOutput := func(stream provider.Stream, data []byte) {
 		select {
 		case chunks <- chunk{stream, bytes.Clone(data)}:
 		case <-ctx.Done():
@@ -174,7 +186,7 @@ func execLines(ctx context.Context, sb provider.Sandbox, cmd provider.Command, f
 	var err error
 	go func() {
 		defer close(chunks)
-		res, err = sb.Exec(ctx, cmd)
+		res, err = run(ctx, onOutput)
 	}()
 	var lines [3]lineSplitter // by stream
 	var failure error

@@ -188,18 +188,28 @@ func (p *Process) Attr(name string) (starlark.Value, error) {
 	return nil, script.NoAttr("process", name, p.AttrNames())
 }
 
-// process.wait(timeout) returns the result when the process has ended, as that
-// of sb.exec, whether it succeeded or not. When the timeout passes it fails with
-// kind "timed out" and the process goes on.
-func processWait(t *script.Thread, _ *starlark.Thread, p *Process, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
+// process.wait(timeout, on_line) returns the result when the process has ended,
+// as that of sb.exec, whether it succeeded or not. on_line is a function that
+// gets every line of output, of both streams: what is kept of the output so far,
+// then the rest as it comes. When the timeout passes, or on_line fails, the
+// process goes on; the former fails with kind "timed out".
+func processWait(t *script.Thread, th *starlark.Thread, p *Process, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	var timeout script.Timeout
-	if err := script.Unpack(args, kwargs, "timeout??", &timeout); err != nil {
+	var onLine starlark.Callable
+	if err := script.Unpack(args, kwargs, "timeout??", &timeout, "on_line??", &onLine); err != nil {
 		return nil, err
 	}
 	ctx, span := event.Begin(t.Ctx, event.Event{Kind: event.KindWait, Name: "wait for " + p.title})
 	ctx, cancel := within(ctx, time.Duration(timeout))
 	defer cancel()
-	res, err := p.proc.Wait(ctx)
+	var err error
+	if onLine != nil {
+		_, err = withLines(ctx, lineCalls(th, onLine), p.proc.Follow)
+	}
+	var res *provider.Result
+	if err == nil {
+		res, err = p.proc.Wait(ctx) // with the output that is kept
+	}
 	span.End(err, resultAttrs(res))
 	if err != nil {
 		return nil, err

@@ -22,7 +22,8 @@ import (
 //     labels, ttl, keep, replace, timeout) makes a sandbox, see [create];
 //   - open(name) finds an existing one;
 //   - list() describes all that exist on the engine;
-//   - destroy(name) removes one.
+//   - destroy(name) removes one;
+//   - gc() removes what runs that died have left.
 //
 // A sandbox that the run created is destroyed when the run ends, however it
 // ends, unless keep or ttl says otherwise.
@@ -31,6 +32,7 @@ var Module = script.NewModule("sandbox", map[string]script.Function{
 	"open":    open,
 	"list":    list,
 	"destroy": destroy,
+	"gc":      gc,
 })
 
 // create makes a sandbox and returns it when it takes commands. All arguments
@@ -176,6 +178,34 @@ func destroy(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs [
 		return nil, err
 	}
 	return starlark.None, remove(t, name, func(ctx context.Context) error { return p.Destroy(ctx, name) })
+}
+
+// gc() removes every sandbox whose run has died or whose time to live has passed,
+// and what such sandboxes left, and nothing that is in use or kept. It returns
+// the names of what it removed: .sandboxes, .networks and .volumes.
+func gc(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
+	if err := script.Unpack(args, kwargs); err != nil {
+		return nil, err
+	}
+	p, err := t.Sandboxes()
+	if err != nil {
+		return nil, err
+	}
+	ctx, span := event.Begin(t.Ctx, event.Event{Kind: event.KindSandbox, Name: "gc"})
+	removed, err := p.Sweep(ctx)
+	span.End(err, nil)
+	if err != nil {
+		return nil, err
+	}
+	fields := starlark.StringDict{}
+	for name, list := range map[string][]string{"sandboxes": removed.Sandboxes, "networks": removed.Networks, "volumes": removed.Volumes} {
+		if fields[name], err = script.FromGo(list); err != nil {
+			return nil, err
+		}
+	}
+	return script.NewRecord("sandbox.removed", fields, func() string {
+		return fmt.Sprintf("<removed: %d sandboxes, %d networks, %d volumes>", len(removed.Sandboxes), len(removed.Networks), len(removed.Volumes))
+	}), nil
 }
 
 func remove(t *script.Thread, name string, destroy func(context.Context) error) error {

@@ -56,6 +56,9 @@ var methods = bind("sandbox.", map[string]method{
 	"resume":     resume,
 	"destroy":    destroySelf,
 	"stats":      stats,
+	"http":       httpRequest,
+	"wait_port":  waitPort,
+	"forward":    forward,
 })
 
 // bind makes builtins whose receiver is a value of type S.

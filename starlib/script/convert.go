@@ -96,8 +96,8 @@ func (c *converter) convert(v starlark.Value) (any, error) {
 		return c.list(v)
 	case starlark.Tuple:
 		return c.list(v)
-	case *starlark.Dict:
-		out := make(map[string]any, v.Len())
+	case starlark.IterableMapping: // dict, and what looks like one
+		out := map[string]any{}
 		for _, item := range v.Items() {
 			key, ok := starlark.AsString(item[0])
 			if !ok {
@@ -111,9 +111,9 @@ func (c *converter) convert(v starlark.Value) (any, error) {
 		}
 		return out, nil
 	case *starlarkstruct.Struct:
-		return c.attrs(v)
+		return c.attrs(v, v.AttrNames())
 	case *Record:
-		return c.attrs(v)
+		return c.attrs(v, v.fields.Keys())
 	}
 	return nil, &pathError{reason: A(v) + " is not JSON"}
 }
@@ -130,9 +130,9 @@ func (c *converter) list(seq starlark.Indexable) (any, error) {
 	return out, nil
 }
 
-func (c *converter) attrs(v starlark.HasAttrs) (any, error) {
-	out := map[string]any{}
-	for _, name := range v.AttrNames() {
+func (c *converter) attrs(v starlark.HasAttrs, names []string) (any, error) {
+	out := make(map[string]any, len(names))
+	for _, name := range names {
 		attr, err := v.Attr(name)
 		if err != nil {
 			return nil, at(err, "."+name)

@@ -3,6 +3,7 @@ package script
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"go.starlark.net/starlark"
 )
@@ -71,18 +72,27 @@ func NewModule(name string, fns map[string]Function) *Module {
 }
 
 // Record is an immutable value with named fields: what a command returned, the
-// description of a file. It converts to a JSON object.
+// description of a file. It converts to a JSON object of its fields.
 type Record struct {
 	kind   string
 	text   func() string
 	fields starlark.StringDict
+	more   starlark.StringDict
 }
 
 // NewRecord returns a record of the given type, which prints as text says. The
 // fields must not be changed afterwards, and are frozen.
 func NewRecord(kind string, fields starlark.StringDict, text func() string) *Record {
 	fields.Freeze()
-	return &Record{kind, text, fields}
+	return &Record{kind: kind, text: text, fields: fields}
+}
+
+// With adds attributes that are not part of the record's JSON: functions, and
+// other forms of what a field has.
+func (r *Record) With(more starlark.StringDict) *Record {
+	more.Freeze()
+	r.more = more
+	return r
 }
 
 func (r *Record) String() string        { return r.text() }
@@ -90,11 +100,20 @@ func (r *Record) Type() string          { return r.kind }
 func (r *Record) Freeze()               {}
 func (r *Record) Truth() starlark.Bool  { return true }
 func (r *Record) Hash() (uint32, error) { return 0, fmt.Errorf("unhashable: %s", r.kind) }
-func (r *Record) AttrNames() []string   { return r.fields.Keys() }
+
+// AttrNames implements [starlark.HasAttrs].
+func (r *Record) AttrNames() []string {
+	names := append(r.fields.Keys(), r.more.Keys()...)
+	slices.Sort(names)
+	return names
+}
 
 // Attr implements [starlark.HasAttrs].
 func (r *Record) Attr(name string) (starlark.Value, error) {
 	if v, ok := r.fields[name]; ok {
+		return v, nil
+	}
+	if v, ok := r.more[name]; ok {
 		return v, nil
 	}
 	return nil, NoAttr(r.kind, name, r.AttrNames())

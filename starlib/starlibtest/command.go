@@ -3,6 +3,7 @@ package starlibtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -152,6 +153,9 @@ var errTimeout = fmt.Errorf("the command's time is over")
 func (s *Sandbox) Exec(ctx context.Context, cmd provider.Command) (*provider.Result, error) {
 	if err := cmd.Validate(); err != nil {
 		return nil, &provider.Error{Op: "exec", Sandbox: s.spec.Name, Err: err}
+	}
+	if cmd.Terminal != nil {
+		return nil, &provider.Error{Op: "exec", Sandbox: s.spec.Name, Kind: provider.ErrUnsupported, Err: errors.New("the fake has no terminals")}
 	}
 	if err := s.enter(ctx, "exec"); err != nil {
 		return nil, err

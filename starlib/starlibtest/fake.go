@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing/fstest"
@@ -16,16 +17,17 @@ import (
 )
 
 // Fake is a provider whose sandboxes are in memory: files are real, commands
-// are Go functions, see [Fake.Handle]. It enforces no limits, has no users or
-// permissions, and Dial fails with [provider.ErrUnsupported]. It is safe for use
-// from many goroutines.
+// are Go functions, see [Fake.Handle], and servers are the test's own, see
+// [Fake.Serve]. It enforces no limits and has no users or permissions. It is
+// safe for use from many goroutines.
 type Fake struct {
 	mu        sync.Mutex
 	sandboxes map[string]*Sandbox
 	handlers  []handler
 	created   []string
 	fail      map[string]error
-	running   sync.WaitGroup // background processes
+	servers   map[string]string // addresses by port
+	running   sync.WaitGroup    // background processes
 }
 
 type handler struct {
@@ -36,7 +38,7 @@ type handler struct {
 // New returns a provider whose sandboxes know the commands true, false, exit,
 // echo, cat and sleep.
 func New() *Fake {
-	f := &Fake{sandboxes: map[string]*Sandbox{}, fail: map[string]error{}}
+	f := &Fake{sandboxes: map[string]*Sandbox{}, fail: map[string]error{}, servers: map[string]string{}}
 	for pattern, fn := range map[string]Handler{
 		"true":    func(context.Context, *Call) int { return 0 },
 		"false":   func(context.Context, *Call) int { return 1 },
@@ -61,6 +63,19 @@ func (f *Fake) Handle(pattern string, fn Handler) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.handlers = append(f.handlers, handler{pattern, fn})
+}
+
+// Serve makes the server at an address of this host, such as that of an
+// httptest.Server, answer on a port of every sandbox. Without an address nobody
+// listens there any more.
+func (f *Fake) Serve(port int, address string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if address == "" {
+		delete(f.servers, strconv.Itoa(port))
+		return
+	}
+	f.servers[strconv.Itoa(port)] = address
 }
 
 // Fail makes an operation fail from now on: "create", "exec", "start", "destroy",

@@ -29,7 +29,7 @@ type process struct {
 
 // Start implements [provider.Sandbox].
 func (s *Sandbox) Start(ctx context.Context, cmd provider.Command) (provider.Process, error) {
-	if err := cmd.Validate(); err != nil {
+	if err := cmd.ValidateStart(); err != nil {
 		return nil, &provider.Error{Op: "start", Sandbox: s.spec.Name, Err: err}
 	}
 	if err := s.enter(ctx, "start"); err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing/fstest"
 	"time"
 
@@ -60,11 +61,15 @@ func (s *Sandbox) Info(ctx context.Context) (provider.Info, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return provider.Info{
+	info := provider.Info{
 		Name: s.spec.Name, ID: s.spec.Name, Image: s.spec.Image, State: s.state, Created: s.created,
 		Owner: provider.Self(), OwnerAlive: true, Egress: s.spec.Egress, AllowHosts: s.spec.AllowHosts,
 		Keep: s.spec.Keep, Labels: s.spec.Labels,
-	}, nil
+	}
+	if s.spec.TTL > 0 {
+		info.Expires = s.created.Add(s.spec.TTL)
+	}
+	return info, nil
 }
 
 // Suspend implements [provider.Sandbox].
@@ -96,12 +101,25 @@ func (s *Sandbox) Stats(ctx context.Context) (provider.Stats, error) {
 	return provider.Stats{PIDs: int64(len(s.running)), MemoryLimit: s.spec.Memory, PIDsLimit: s.spec.PIDs}, nil
 }
 
-// Dial implements [provider.Sandbox].
+// Dial implements [provider.Sandbox]. It connects to what [Fake.Serve] names.
 func (s *Sandbox) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := s.enter(ctx, "dial"); err != nil {
 		return nil, err
 	}
-	return nil, &provider.Error{Op: "dial " + address, Sandbox: s.spec.Name, Kind: provider.ErrUnsupported}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		err = syscall.ECONNREFUSED
+	}
+	s.fake.mu.Lock()
+	target, ok := s.fake.servers[port]
+	s.fake.mu.Unlock()
+	if ok && network == "tcp" {
+		var conn net.Conn
+		if conn, err = new(net.Dialer).DialContext(ctx, "tcp", target); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, &provider.Error{Op: "dial " + network + " " + address, Sandbox: s.spec.Name, Err: err}
 }
 
 // Process implements [provider.Sandbox].
