@@ -10,6 +10,7 @@ import (
 	"go.starlark.net/starlark"
 
 	"github.com/capybara-hq/capyrun/event"
+	"github.com/capybara-hq/capyrun/internal/tartree"
 	"github.com/capybara-hq/capyrun/provider"
 	"github.com/capybara-hq/capyrun/starlib/script"
 )
@@ -35,7 +36,7 @@ func upload(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tupl
 		if to == "" {
 			to = provider.Workspace
 		}
-		return pipe(
+		return tartree.Pipe(
 			func(w io.Writer) error { return src.Tar(ctx, w) },
 			func(r io.Reader) error { return s.sb.Upload(ctx, to, r) },
 		)
@@ -45,7 +46,7 @@ func upload(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tupl
 // sb.download(path, host_path) copies a file or directory of the sandbox to the
 // host, below the directory that --out names; by default under its own name. A
 // file, or the files of a directory together, may have [script.MaxDownload]
-// bytes. A file appears once it is complete.
+// bytes. A file, or a directory that did not exist, appears once it is complete.
 func download(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	var from, to string
 	if err := script.Unpack(args, kwargs, "path", &from, "host_path??", &to); err != nil {
@@ -61,7 +62,7 @@ func download(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tu
 			return err
 		}
 		if info.Kind == provider.KindDirectory {
-			return pipe(
+			return tartree.Pipe(
 				func(w io.Writer) error { return s.sb.Download(ctx, from, w) },
 				func(r io.Reader) error { return dst.Untar(ctx, r) },
 			)
@@ -91,23 +92,3 @@ func orBase(name, other string) string {
 	}
 	return path.Base(other)
 }
-
-// pipe runs a writer and a reader at once and returns when both have ended. The
-// failure of one ends the other, and is the error.
-func pipe(write func(io.Writer) error, read func(io.Reader) error) error {
-	pr, pw := io.Pipe()
-	done := make(chan error, 1)
-	go func() {
-		err := write(pw)
-		pw.CloseWithError(err) // nil ends the stream
-		done <- err
-	}()
-	err := read(pr)
-	pr.CloseWithError(errReaderGone)
-	if werr := <-done; werr != nil && !errors.Is(werr, errReaderGone) {
-		return werr
-	}
-	return err
-}
-
-var errReaderGone = errors.New("the other end has stopped reading")

@@ -3,7 +3,6 @@ package script
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,8 @@ import (
 	"sync"
 
 	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/capybara-hq/capyrun/internal/place"
 )
 
 // maxHostRead bounds what host.read returns. Scripts hold it in memory.
@@ -25,15 +26,15 @@ const maxHostRead = 64 << 20
 // further ones to read, one to write. No path leads out of them, neither by ..
 // nor by symbolic links. Its methods are safe to call at once.
 type Files struct {
-	places []place // the workflow's directory comes first
+	places []readable // the workflow's directory comes first
 
 	outDir string // empty: nothing may be written
 	mu     sync.Mutex
 	out    *os.Root // opened when it is first needed
 }
 
-// place is a directory that may be read.
-type place struct {
+// readable is a directory that may be read.
+type readable struct {
 	dir  string // absolute path on the host; empty for an fs.FS
 	fsys fs.FS
 	root *os.Root // nil for an fs.FS
@@ -45,7 +46,7 @@ type place struct {
 func OpenFiles(fsys fs.FS, dir string, extra []string, out string) (*Files, error) {
 	f := &Files{outDir: out}
 	if fsys != nil {
-		f.places = append(f.places, place{fsys: fsys})
+		f.places = append(f.places, readable{fsys: fsys})
 	} else {
 		extra = append([]string{dir}, extra...)
 	}
@@ -58,7 +59,7 @@ func OpenFiles(fsys fs.FS, dir string, extra []string, out string) (*Files, erro
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		f.places = append(f.places, place{abs, root.FS(), root})
+		f.places = append(f.places, readable{abs, root.FS(), root})
 	}
 	return f, nil
 }
@@ -82,9 +83,9 @@ func (f *Files) FS() fs.FS { return f.places[0].fsys }
 
 // find returns the place that holds name and the path within it. Relative
 // names are relative to the workflow's directory.
-func (f *Files) find(name string) (place, string, error) {
+func (f *Files) find(name string) (readable, string, error) {
 	if name == "" || strings.IndexByte(name, 0) >= 0 {
-		return place{}, "", fmt.Errorf("%q is not a path", name)
+		return readable{}, "", fmt.Errorf("%q is not a path", name)
 	}
 	first := f.places[0]
 	if !filepath.IsAbs(name) {
@@ -92,7 +93,7 @@ func (f *Files) find(name string) (place, string, error) {
 			return first, rel, nil
 		}
 		if first.dir == "" {
-			return place{}, "", outside(name)
+			return readable{}, "", outside(name)
 		}
 	}
 	abs := name
@@ -107,7 +108,7 @@ func (f *Files) find(name string) (place, string, error) {
 			return p, filepath.ToSlash(rel), nil
 		}
 	}
-	return place{}, "", outside(name)
+	return readable{}, "", outside(name)
 }
 
 func outside(name string) error {
@@ -231,41 +232,13 @@ func (f *Files) output() (*os.Root, error) {
 	return f.out, err
 }
 
-// Write writes a file of at most [MaxDownload] bytes, making its parents. It
-// replaces a file or link of that name once all of data is written; after a
-// failure the old one is there as it was, and nothing else. A link that leads
-// out of the directory is refused: whoever made it expects the file at its end
-// to be written.
+// Write writes a file of at most [MaxDownload] bytes, making its parents, see
+// [place.File].
 func (t Target) Write(data io.Reader, mode fs.FileMode) error {
-	return t.write(data, mode, MaxDownload)
-}
-
-func (t Target) write(data io.Reader, mode fs.FileMode, limit int64) (err error) {
-	dir := filepath.Dir(t.rel)
-	if err := t.root.MkdirAll(dir, 0o777); err != nil {
+	if err := t.root.MkdirAll(filepath.Dir(t.rel), 0o777); err != nil {
 		return err
 	}
-	if _, err := t.root.Stat(t.rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	temp := filepath.Join(dir, ".capyrun-"+rand.Text())
-	file, err := t.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm())
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.root.Remove(temp))
-		}
-	}()
-	n, err := io.Copy(file, io.LimitReader(data, limit+1))
-	if err == nil && n > limit {
-		err = fmt.Errorf("more than the %d bytes that a file of the host may have", limit)
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return t.root.Rename(temp, t.rel)
+	return place.File(t.root, t.rel, data, mode, MaxDownload)
 }
 
 // WriteGolden writes a file of the workflow's directory.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/capybara-hq/capyrun/internal/place"
 	"github.com/capybara-hq/capyrun/internal/tartree"
 )
 
@@ -61,11 +62,11 @@ func (s Source) Tar(ctx context.Context, w io.Writer) error {
 	return errors.Join(tw.AddFS(s.fsys), tw.Close())
 }
 
-// Untar unpacks a tar stream into a directory, making it.
+// Untar unpacks a tar stream into a directory, see [place.Tree].
 func (t Target) Untar(ctx context.Context, r io.Reader) error {
 	// The root refuses a path that an earlier download's links lead out of.
-	if err := t.root.MkdirAll(t.rel, 0o777); err != nil {
+	if err := t.root.MkdirAll(filepath.Dir(t.rel), 0o777); err != nil {
 		return err
 	}
-	return tartree.Unpack(ctx, r, filepath.Join(t.root.Name(), t.rel), tartree.Limits{Bytes: MaxDownload})
+	return place.Tree(ctx, t.root, t.rel, r, tartree.Limits{Bytes: MaxDownload})
 }
