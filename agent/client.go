@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/capybara-hq/capyrun/agent/internal/wire"
+	"github.com/capybara-hq/capyrun/provider"
 	"github.com/hashicorp/yamux"
 )
 
@@ -192,6 +193,8 @@ func (c *client) release(s *stream, reusable bool) {
 type request struct {
 	wire.Request
 	input io.Reader // sent as data frames where Request.Input is set
+	// resize gives what is sent as resize frames. Nil: none.
+	resize <-chan provider.WindowSize
 	// timeout is how long the agent may take without a reason to worry. 0: any
 	// time, until it is cancelled.
 	timeout time.Duration
@@ -214,6 +217,9 @@ type operation struct {
 	watch  *time.Timer
 	quiet  *time.Timer   // runs until the agent is heard; nil: nobody wants to know
 	pumped chan struct{} // closed when the input has been sent; nil: none is
+	last   bool          // the stream takes no more requests
+	// sending is held while frames are sent that follow the request.
+	sending sync.Mutex
 	// busy is set while the caller's code runs: it is not the agent then that
 	// takes its time.
 	busy atomic.Bool
@@ -234,7 +240,7 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 		c.release(s, true)
 		return nil, errTooLong
 	}
-	o := &operation{c: c, s: s, number: req.Call}
+	o := &operation{c: c, s: s, number: req.Call, last: req.Op == wire.OpTerminal}
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	// Sending may have to wait too, so this watches over it already.
 	o.watch = time.AfterFunc(time.Hour, func() { o.overdue(req.unanswered) })
@@ -261,6 +267,9 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 	if inputLeft {
 		o.pumped = make(chan struct{})
 		go o.pump(req.input)
+	}
+	if req.resize != nil {
+		go o.resizes(req.resize)
 	}
 	return o, nil
 }
@@ -295,11 +304,12 @@ func (o *operation) pump(input io.Reader) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := input.Read(buf)
-		o.s.out.Raw(wire.TypeData, buf[:n])
-		if err == io.EOF {
-			o.s.out.Frame(wire.TypeEnd, nil)
-		}
-		if o.done.Load() || o.s.out.Flush() != nil {
+		if !o.send(func(w *wire.Writer) {
+			w.Raw(wire.TypeData, buf[:n])
+			if err == io.EOF {
+				w.Frame(wire.TypeEnd, nil)
+			}
+		}) {
 			return
 		}
 		if err == io.EOF {
@@ -308,6 +318,32 @@ func (o *operation) pump(input io.Reader) {
 		}
 		if err != nil {
 			o.cancel(fmt.Errorf("read the input: %w", err))
+			return
+		}
+	}
+}
+
+// send sends the frames that add adds. It reports false when there is no more
+// use in sending.
+func (o *operation) send(add func(*wire.Writer)) bool {
+	o.sending.Lock()
+	defer o.sending.Unlock()
+	if o.done.Load() {
+		return false
+	}
+	add(o.s.out)
+	return o.s.out.Flush() == nil
+}
+
+// resizes sends the sizes of a terminal until the operation ends.
+func (o *operation) resizes(sizes <-chan provider.WindowSize) {
+	for {
+		select {
+		case size, more := <-sizes:
+			if !more || !o.send(func(w *wire.Writer) { w.JSON(wire.TypeResize, window(size)) }) {
+				return
+			}
+		case <-o.ctx.Done():
 			return
 		}
 	}
@@ -406,6 +442,7 @@ func (o *operation) end(clean bool) {
 	}
 	o.watch.Stop()
 	o.heard()
+	clean = clean && !o.last
 	if o.pumped != nil {
 		select {
 		case <-o.pumped:

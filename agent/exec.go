@@ -26,6 +26,15 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 	if cmd.Stdin != nil {
 		req.Input, req.input = true, cmd.Stdin
 	}
+	if tty := cmd.Terminal; tty != nil {
+		req.Op, req.resize = wire.OpTerminal, tty.Resize
+		if req.Command.TTY = window(tty.Size); tty.Size == (provider.WindowSize{}) {
+			req.Command.TTY = &wire.WindowSize{Rows: 24, Columns: 80}
+		}
+		if !req.Input {
+			req.Input, req.input = true, strings.NewReader("")
+		}
+	}
 	var recovered atomic.Pointer[client]
 	req.unanswered = func(c *client) {
 		if s.cfg.Recover != nil {
@@ -81,6 +90,10 @@ func wireCommand(cmd *provider.Command) *wire.Command {
 		w.Env = append(w.Env, []byte(name+"="+value))
 	}
 	return w
+}
+
+func window(s provider.WindowSize) *wire.WindowSize {
+	return &wire.WindowSize{Rows: s.Rows, Columns: s.Columns}
 }
 
 func resultOf(r *wire.Result) *provider.Result {

@@ -17,7 +17,7 @@ import (
 // Start runs a command in the background, see [provider.Sandbox]. A Stdin is
 // sent by this program, for as long as it and the session last.
 func (s *Session) Start(ctx context.Context, cmd provider.Command) (provider.Process, error) {
-	if err := cmd.Validate(); err != nil {
+	if err := cmd.ValidateStart(); err != nil {
 		return nil, s.fail(ctx, "start", err)
 	}
 	p, err := s.process(ctx, "start", &request{Request: wire.Request{Op: wire.OpStart, Command: wireCommand(&cmd)}})

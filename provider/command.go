@@ -38,7 +38,8 @@ type Command struct {
 	// Terminal gives the command a pseudo-terminal as its standard streams and
 	// controlling terminal; all output then comes as [Stdout]. What Stdin sends
 	// is what is typed, so an interrupt is byte 3, and the end of Stdin is typed
-	// as the end of input (byte 4). Nil: pipes. Not accepted by [Sandbox.Start].
+	// as the end of input (byte 4) unless the terminal is raw, where no byte has
+	// a meaning. Nil: pipes. Not accepted by [Sandbox.Start].
 	Terminal *Terminal
 }
 
@@ -90,6 +91,14 @@ func (c *Command) Validate() error {
 		return &InvalidError{Field: "max_output", Value: itoa(c.MaxOutput), Reason: "must not be negative"}
 	}
 	return nil
+}
+
+// ValidateStart is [Command.Validate] for [Sandbox.Start].
+func (c *Command) ValidateStart() error {
+	if c.Terminal != nil {
+		return &InvalidError{Field: "terminal", Value: c.String(), Reason: "a background process cannot have one"}
+	}
+	return c.Validate()
 }
 
 // String is the command as a person would write it.

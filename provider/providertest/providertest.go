@@ -40,6 +40,7 @@ func Run(t *testing.T, h Harness) {
 		{"Output", testOutput},
 		{"Stdin", testStdin},
 		{"End", testEnd},
+		{"Terminal", testTerminal},
 		{"Kill", testKill},
 		{"Process", testProcess},
 		{"Files", testFiles},

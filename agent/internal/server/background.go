@@ -37,6 +37,7 @@ func (c *call) start() *wire.Response {
 	if cmd == nil {
 		return failure(&provider.InvalidError{Field: "cmd", Reason: "must not be empty"})
 	}
+	cmd.TTY = nil // what nobody looks at needs no terminal
 	max := cmd.MaxOutput
 	if max <= 0 {
 		max = provider.DefaultMaxOutput

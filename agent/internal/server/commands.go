@@ -58,7 +58,8 @@ type command struct {
 
 	stdin          *os.File      // write end; nil: none
 	feeding        chan struct{} // a mutex that can be waited for beside a context
-	stdout, stderr *outPipe
+	stdout, stderr *outPipe      // stderr is nil on a terminal
+	terminal       *terminal     // nil: pipes
 
 	// done is closed when the main process has ended; the fields below are
 	// written before that.
@@ -110,41 +111,15 @@ func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(p
 	c.done = make(chan struct{})
 	c.oomBefore = cs.oomKills.read()
 
-	// Commands get blocking ends, which is what programs expect; the agent's
-	// ends are waited for without a thread.
-	var child [3]*os.File
-	var ours []*os.File
-	closeAll := func(files ...*os.File) {
-		for _, f := range files {
-			if f != nil && f != cs.devNull {
-				f.Close()
-			}
-		}
+	ends, err := cs.connect(cmd, stdin)
+	if err != nil {
+		return notStarted("%w", err)
 	}
-	for i := range child {
-		if i == 0 && !stdin {
-			child[0] = cs.devNull
-			ours = append(ours, nil)
-			continue
-		}
-		r, w, err := pipe(i == 0)
-		if err != nil {
-			closeAll(child[:]...)
-			closeAll(ours...)
-			return notStarted("pipe: %w", err)
-		}
-		if i == 0 {
-			child[0], ours = r, append(ours, w)
-		} else {
-			child[i], ours = w, append(ours, r)
-		}
-	}
-
 	attr := &syscall.ProcAttr{
 		Dir:   p.dir,
 		Env:   p.env,
-		Files: []uintptr{child[0].Fd(), child[1].Fd(), child[2].Fd()},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+		Files: []uintptr{ends.child[0].Fd(), ends.child[1].Fd(), ends.child[2].Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: ends.terminal != nil}, // of its descriptor 0
 	}
 	cs.spawner.do(func() {
 		cs.mu.Lock()
@@ -160,16 +135,79 @@ func (cs *commands) start(cmd *wire.Command, c *command, stdin bool, sink func(p
 			}
 		}
 	})
-	closeAll(child[:]...)
+	cs.closeChild(ends)
 	if err != nil {
-		closeAll(ours...)
+		ends.close()
 		return p.explainStart(err)
 	}
-	c.stdin = ours[0]
 	c.feeding = make(chan struct{}, 1)
-	c.stdout = newOutPipe(ours[1], func(b []byte) { sink(provider.Stdout, b) })
-	c.stderr = newOutPipe(ours[2], func(b []byte) { sink(provider.Stderr, b) })
+	c.stdin, c.terminal = ends.stdin, ends.terminal
+	c.stdout = newOutPipe(ends.stdout, c.terminal != nil, func(b []byte) { sink(provider.Stdout, b) })
+	if ends.stderr != nil {
+		c.stderr = newOutPipe(ends.stderr, false, func(b []byte) { sink(provider.Stderr, b) })
+	}
 	return nil
+}
+
+// ends are both ends of a command's standard streams. The command's block, which
+// is what programs expect; the agent's are waited for without a thread.
+type ends struct {
+	child                 [3]*os.File
+	stdin, stdout, stderr *os.File  // nil: there is none
+	terminal              *terminal // whose master is stdin and stdout; nil: pipes
+}
+
+// close closes the agent's ends.
+func (e *ends) close() {
+	for _, f := range []*os.File{e.stdin, e.stdout, e.stderr} {
+		if f != nil {
+			f.Close() // a second time is fine
+		}
+	}
+	if e.terminal != nil {
+		e.terminal.close()
+	}
+}
+
+// connect makes the ends of a command's streams.
+func (cs *commands) connect(cmd *wire.Command, stdin bool) (*ends, error) {
+	e := &ends{}
+	if cmd.TTY != nil {
+		t, err := openTerminal(cmd.TTY)
+		if err != nil {
+			return nil, fmt.Errorf("terminal: %w", err)
+		}
+		e.terminal, e.stdin, e.stdout = t, t.master, t.master
+		e.child = [3]*os.File{t.slave, t.slave, t.slave}
+		return e, nil
+	}
+	err := error(nil)
+	e.child[0] = cs.devNull
+	if stdin {
+		e.child[0], e.stdin, err = pipe(true)
+	}
+	if err == nil {
+		e.stdout, e.child[1], err = pipe(false)
+	}
+	if err == nil {
+		e.stderr, e.child[2], err = pipe(false)
+	}
+	if err != nil {
+		cs.closeChild(e)
+		e.close()
+		return nil, fmt.Errorf("pipe: %w", err)
+	}
+	return e, nil
+}
+
+// closeChild closes the ends that a command has been given. The slave of a
+// terminal stays open.
+func (cs *commands) closeChild(e *ends) {
+	for _, f := range e.child {
+		if f != nil && f != cs.devNull && e.terminal == nil {
+			f.Close()
+		}
+	}
 }
 
 // pipe returns a pipe whose one end, ours, is waited for by the runtime's

@@ -57,13 +57,30 @@ func (c *call) exec(ctx context.Context) *wire.Response {
 	if cmd == nil {
 		return failure(&provider.InvalidError{Field: "cmd", Reason: "must not be empty"})
 	}
+	if c.last = c.req.Op == wire.OpTerminal; !c.last {
+		cmd.TTY = nil
+	} else if cmd.TTY == nil {
+		cmd.TTY = &wire.WindowSize{}
+	}
 	out := &execOutput{stream: cmd.Stream, keeper: wire.NewKeeper(cmd.MaxOutput), out: c.out}
 	p := &command{}
 	if err := cs.start(cmd, p, c.req.Input, out.sink); err != nil {
 		return failure(err)
 	}
 	defer out.close()
-	if c.req.Input {
+	if p.terminal != nil {
+		attended := make(chan struct{})
+		attend, leave := context.WithCancel(ctx)
+		go func() {
+			defer close(attended)
+			c.attend(attend, p.terminal)
+		}()
+		defer func() {
+			leave()
+			p.terminal.close() // ends a write that nobody reads
+			<-attended
+		}()
+	} else if c.req.Input {
 		input := c.input(ctx)
 		c.reading = make(chan struct{})
 		go func() {
@@ -93,6 +110,9 @@ func (c *call) exec(ctx context.Context) *wire.Response {
 		err = cs.killTrees(p)
 	}
 	if err == nil {
+		if p.terminal != nil {
+			p.terminal.release()
+		}
 		p.drain(ss.ctx)
 	}
 	out.close()

@@ -14,7 +14,8 @@ import (
 
 // outPipe reads one output of a command to its end.
 type outPipe struct {
-	file *os.File
+	file     *os.File
+	terminal bool // it is a terminal's master
 	// eof is closed when nothing writes to the pipe any more.
 	eof chan struct{}
 	// enough is closed when all that was in the pipe at the time of settle has
@@ -30,8 +31,8 @@ type outPipe struct {
 // readBuffers are shared by all pipes: a command that prints nothing holds none.
 var readBuffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
-func newOutPipe(f *os.File, sink func([]byte)) *outPipe {
-	p := &outPipe{file: f, eof: make(chan struct{}), enough: make(chan struct{}), want: -1}
+func newOutPipe(f *os.File, terminal bool, sink func([]byte)) *outPipe {
+	p := &outPipe{file: f, terminal: terminal, eof: make(chan struct{}), enough: make(chan struct{}), want: -1}
 	go p.run(sink)
 	return p
 }
@@ -60,6 +61,7 @@ func (p *outPipe) run(sink func([]byte)) {
 			if err == syscall.EAGAIN {
 				readBuffers.Put(buf)
 				buf = nil
+				p.emptied()
 				return false
 			}
 			if n > 0 {
@@ -93,12 +95,33 @@ func (p *outPipe) settle() {
 	p.want = p.got
 	if raw, err := p.file.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) {
+			if p.terminal {
+				// The kernel does not tell how much a terminal holds, only whether.
+				if readable(int(fd)) {
+					p.want += maxHeld
+				}
+				return
+			}
 			if n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ); err == nil {
 				p.want += int64(n)
 			}
 		})
 	}
 	p.checkEnough()
+}
+
+func readable(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+// emptied notes that there is nothing more to read at present; p.mu is held.
+func (p *outPipe) emptied() {
+	if p.terminal && p.want > p.got {
+		p.want = p.got
+		p.checkEnough()
+	}
 }
 
 func (p *outPipe) checkEnough() {
@@ -113,16 +136,21 @@ func (p *outPipe) checkEnough() {
 }
 
 // drain returns when the output of an ended command is complete, as far as it
-// can be told: at the end of both pipes or, where something else keeps one
+// can be told: at the end of its pipes or, where something else keeps one
 // open, after [drainGrace]; and never before all has been delivered that the
 // command itself had printed.
 func (c *command) drain(ctx context.Context) {
-	c.stdout.settle()
-	c.stderr.settle()
+	outputs := []*outPipe{c.stdout}
+	if c.stderr != nil {
+		outputs = append(outputs, c.stderr)
+	}
+	for _, p := range outputs {
+		p.settle()
+	}
 	grace := time.NewTimer(drainGrace)
 	defer grace.Stop()
 	expired := false
-	for _, p := range []*outPipe{c.stdout, c.stderr} {
+	for _, p := range outputs {
 		if !expired {
 			select {
 			case <-p.eof:

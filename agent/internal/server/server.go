@@ -127,6 +127,7 @@ type call struct {
 	out     *wire.Writer
 	req     wire.Request
 	ended   bool // the end frame of the input was read
+	last    bool // the stream takes no more requests
 	// reading is closed when the input is no longer read from the stream; nil:
 	// it is not.
 	reading chan struct{}
@@ -163,7 +164,7 @@ func (c *call) run() bool {
 	if !c.out.JSON(wire.TypeFinal, resp) {
 		c.out.JSON(wire.TypeFinal, failure(errors.New("the answer is too long")))
 	}
-	return c.out.Flush() == nil
+	return c.out.Flush() == nil && !c.last
 }
 
 func (c *call) do(ctx context.Context) *wire.Response {
@@ -206,7 +207,7 @@ func (c *call) do(ctx context.Context) *wire.Response {
 		return reply(c.glob(ctx))
 	case wire.OpDownload:
 		return reply(c.download(ctx))
-	case wire.OpExec:
+	case wire.OpExec, wire.OpTerminal:
 		return c.exec(ctx)
 	case wire.OpStart:
 		return c.start()

@@ -22,6 +22,7 @@ const (
 	TypeRequest Type = 1  // client: JSON [Request], begins an operation
 	TypeData    Type = 2  // both: raw bytes of input, of a file, of a connection
 	TypeEnd     Type = 3  // both: no more data frames in this direction
+	TypeResize  Type = 4  // client: JSON [WindowSize], the size of the command's terminal from now on
 	TypeStdout  Type = 16 // server: raw output
 	TypeStderr  Type = 17 // server: raw output
 	TypeItems   Type = 18 // server: a JSON list, a part of what was asked for
@@ -35,6 +36,7 @@ const (
 	MaxRequest = 4 << 20
 	MaxItems   = 256 << 10
 	MaxFinal   = 1 << 20
+	maxResize  = 256
 	maxUnknown = 1 << 20
 )
 
@@ -46,6 +48,8 @@ func (t Type) cap() int {
 		return MaxData
 	case TypeEnd:
 		return 0
+	case TypeResize:
+		return maxResize
 	case TypeItems:
 		return MaxItems
 	case TypeFinal:

@@ -16,28 +16,29 @@ type Op string
 
 const (
 	OpPing     Op = "ping"
-	OpCancel   Op = "cancel"  // Target: stop the operation of that number; Count 1 if it goes on
-	OpExec     Op = "exec"    // Command; output frames; Result
-	OpStart    Op = "start"   // Command; Process
-	OpFind     Op = "find"    // ID; Process
-	OpList     Op = "list"    // items: []Process
-	OpWait     Op = "wait"    // ID; output frames; Result
-	OpOutput   Op = "output"  // ID; output frames; Truncated
-	OpFollow   Op = "follow"  // ID; output frames; Result
-	OpSignal   Op = "signal"  // ID, Signal
-	OpInput    Op = "input"   // ID; data frames
-	OpNoInput  Op = "noinput" // ID
-	OpKill     Op = "kill"    // Tags; Count
-	OpKillAll  Op = "killall" // Count
-	OpRead     Op = "read"    // Path, Offset, Max; data frames; Size, Truncated
-	OpWrite    Op = "write"   // Path, Mode, Append; data frames of the client
-	OpStat     Op = "stat"    // Path; File
-	OpReadDir  Op = "readdir" // Path, Recursive; items: []File
-	OpGlob     Op = "glob"    // Path; items: [][]byte
-	OpMkdir    Op = "mkdir"   // Path
-	OpRemove   Op = "remove"  // Path
-	OpRename   Op = "rename"  // Path, To
-	OpUpload   Op = "upload"  // Path; data frames of the client: a tar stream
+	OpCancel   Op = "cancel"   // Target: stop the operation of that number; Count 1 if it goes on
+	OpExec     Op = "exec"     // Command; output frames; Result
+	OpTerminal Op = "terminal" // as exec, on a pseudo-terminal; the stream takes no more requests
+	OpStart    Op = "start"    // Command; Process
+	OpFind     Op = "find"     // ID; Process
+	OpList     Op = "list"     // items: []Process
+	OpWait     Op = "wait"     // ID; output frames; Result
+	OpOutput   Op = "output"   // ID; output frames; Truncated
+	OpFollow   Op = "follow"   // ID; output frames; Result
+	OpSignal   Op = "signal"   // ID, Signal
+	OpInput    Op = "input"    // ID; data frames
+	OpNoInput  Op = "noinput"  // ID
+	OpKill     Op = "kill"     // Tags; Count
+	OpKillAll  Op = "killall"  // Count
+	OpRead     Op = "read"     // Path, Offset, Max; data frames; Size, Truncated
+	OpWrite    Op = "write"    // Path, Mode, Append; data frames of the client
+	OpStat     Op = "stat"     // Path; File
+	OpReadDir  Op = "readdir"  // Path, Recursive; items: []File
+	OpGlob     Op = "glob"     // Path; items: [][]byte
+	OpMkdir    Op = "mkdir"    // Path
+	OpRemove   Op = "remove"   // Path
+	OpRename   Op = "rename"   // Path, To
+	OpUpload   Op = "upload"   // Path; data frames of the client: a tar stream
 	OpDownload Op = "download"
 	OpDial     Op = "dial" // Network, Address; a first response, then data both ways
 	OpStats    Op = "stats"
@@ -81,6 +82,14 @@ type Command struct {
 	MaxOutput int64         `json:"max_output,omitempty"`
 	// Stream asks for all output at once as it comes, without the cap.
 	Stream bool `json:"stream,omitempty"`
+	// TTY is the size of the terminal of [OpTerminal].
+	TTY *WindowSize `json:"tty,omitempty"`
+}
+
+// WindowSize is a [provider.WindowSize].
+type WindowSize struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
 }
 
 // Response ends an operation.
