@@ -23,6 +23,9 @@ var patience = 15 * time.Second
 const (
 	// greetingBound is how long a greeting may take.
 	greetingBound = 30 * time.Second
+	// overdueBound is how long an answer may be overdue before the provider is
+	// asked whether the agent can be reached.
+	overdueBound = 300 * time.Millisecond
 	// quietBound is how long an operation may go on without a word before the
 	// provider is asked to look at the sandbox.
 	quietBound = time.Second
@@ -201,6 +204,9 @@ type request struct {
 	// quiet is called when nothing is heard of the operation for a while. It may
 	// be nil.
 	quiet func(context.Context)
+	// reachable is called when an answer is overdue; an error gives the client up.
+	// It may be nil.
+	reachable func(context.Context) error
 	// unanswered is called when the agent has taken too long; then the client is
 	// given up. It may be nil.
 	unanswered func(*client)
@@ -215,6 +221,7 @@ type operation struct {
 	cancel context.CancelCauseFunc
 	stop   func() bool // undoes the watch over ctx
 	watch  *time.Timer
+	looked atomic.Bool   // the agent could be reached when the answer was overdue
 	quiet  *time.Timer   // runs until the agent is heard; nil: nobody wants to know
 	pumped chan struct{} // closed when the input has been sent; nil: none is
 	last   bool          // the stream takes no more requests
@@ -243,9 +250,9 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 	o := &operation{c: c, s: s, number: req.Call, last: req.Op == wire.OpTerminal}
 	o.ctx, o.cancel = context.WithCancelCause(ctx)
 	// Sending may have to wait too, so this watches over it already.
-	o.watch = time.AfterFunc(time.Hour, func() { o.overdue(req.unanswered) })
+	o.watch = time.AfterFunc(time.Hour, func() { o.overdue(req) })
 	if req.timeout > 0 {
-		o.watch.Reset(req.timeout + patience)
+		o.watch.Reset(req.timeout + overdueBound)
 	} else {
 		o.watch.Stop()
 	}
@@ -253,7 +260,8 @@ func (c *client) begin(ctx context.Context, req *request) (*operation, error) {
 		o.quiet = time.AfterFunc(quietBound, func() { req.quiet(o.ctx) })
 	}
 	o.stop = context.AfterFunc(o.ctx, func() {
-		o.watch.Reset(patience)
+		o.looked.Store(false)
+		o.watch.Reset(overdueBound)
 		o.stopCall()
 	})
 	inputLeft := req.Input
@@ -350,16 +358,26 @@ func (o *operation) resizes(sizes <-chan provider.WindowSize) {
 }
 
 // overdue is called when the agent should have answered.
-func (o *operation) overdue(unanswered func(*client)) {
+func (o *operation) overdue(req *request) {
 	if o.done.Load() {
+		return
+	}
+	if !o.looked.Swap(true) {
+		if req.reachable != nil {
+			if err := req.reachable(context.WithoutCancel(o.ctx)); err != nil {
+				o.c.fail(&unreachableError{err})
+				return
+			}
+		}
+		o.watch.Reset(patience)
 		return
 	}
 	if o.busy.Load() {
 		o.watch.Reset(patience)
 		return
 	}
-	if unanswered != nil {
-		unanswered(o.c)
+	if req.unanswered != nil {
+		req.unanswered(o.c)
 	}
 	o.c.fail(errUnanswered)
 }
@@ -497,6 +515,12 @@ type lostError struct {
 func (e *lostError) Error() string { return e.cause.Error() }
 func (e *lostError) Unwrap() error { return e.cause }
 
+// unreachableError is why an operation was given up without waiting for the
+// agent. There is nobody to explain it.
+type unreachableError struct{ error }
+
+func (e *unreachableError) Unwrap() error { return e.error }
+
 // prompt reports whether reading r never waits, so that its beginning can travel
 // with the request.
 func prompt(r io.Reader) bool {
@@ -510,7 +534,7 @@ func prompt(r io.Reader) bool {
 // explain asks f why a connection broke: once for each client, so that everybody
 // who has lost it waits for the same answer.
 func (e *lostError) explain(ctx context.Context, f func(context.Context, error) error) error {
-	if f == nil || e.cause == errClosed {
+	if f == nil || e.cause == errClosed || errors.As(e.cause, new(*unreachableError)) {
 		return e.cause
 	}
 	ask := func() error {

@@ -25,6 +25,11 @@ type SessionConfig struct {
 	// Files opens a stream to the server of [FilesArgs], for changes under
 	// /skills. Nil: there are none.
 	Files func(ctx context.Context) (io.ReadWriteCloser, error)
+	// Reachable returns an error, in less than a second, if nothing can answer at
+	// present. It is called when an agent has not answered in time: one that
+	// cannot be reached is not waited for, and the operation fails with the error
+	// and [provider.ErrSessionLost]. Nil: the agent can be reached.
+	Reachable func(ctx context.Context) error
 	// Recover ends everything in the sandbox when the agent does not answer.
 	// Nil: the connection is given up, and what runs may go on.
 	Recover func(ctx context.Context) error
@@ -132,7 +137,7 @@ func (s *Session) do(ctx context.Context, op string, l *link, req *request, onFr
 
 // roundTrip performs an operation on a live connection.
 func (s *Session) roundTrip(ctx context.Context, l *link, req *request, onFrame func(*operation, wire.Type, int) error) (*wire.Response, error) {
-	req.quiet = s.cfg.Quiet
+	req.quiet, req.reachable = s.cfg.Quiet, s.cfg.Reachable
 	for {
 		c, release, err := l.get(ctx)
 		if err != nil {
@@ -149,7 +154,7 @@ func (s *Session) roundTrip(ctx context.Context, l *link, req *request, onFrame 
 
 // begin begins an operation on a live connection.
 func (s *Session) begin(ctx context.Context, req *request) (*operation, error) {
-	req.quiet = s.cfg.Quiet
+	req.quiet, req.reachable = s.cfg.Quiet, s.cfg.Reachable
 	for {
 		c, release, err := s.main.get(ctx)
 		if err != nil {
@@ -174,6 +179,9 @@ func (s *Session) fail(ctx context.Context, op string, err error) error {
 	}
 	if lost, ok := errors.AsType[*lostError](err); ok {
 		e.Kind, e.Err = provider.ErrSessionLost, lost.explain(ctx, s.cfg.Explain)
+		if cause := context.Cause(ctx); cause != nil {
+			e.Err = fmt.Errorf("%w: %w", cause, e.Err) // it has not stopped what it was told to
+		}
 	} else if errors.Is(err, errClosed) || errors.Is(err, wire.ErrGarbled) {
 		e.Kind = provider.ErrSessionLost
 	}

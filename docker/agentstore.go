@@ -156,7 +156,7 @@ func (p *Provider) createAgentMarker(ctx context.Context, bin *agentBinary) (con
 		return fail(err)
 	}
 	labels := p.commonLabels(provider.RoleAgent)
-	mctx, cancel := mutating(ctx)
+	mctx, cancel := p.mutating(ctx)
 	defer cancel()
 	vol, err := p.api.VolumeCreate(mctx, volume.CreateOptions{Name: bin.name, Labels: labels})
 	if err != nil {
@@ -192,7 +192,7 @@ func (p *Provider) agentComplete(ctx context.Context, marker string, bin *agentB
 
 // removeAgent removes the marker and then the volume, if nothing mounts it.
 func (p *Provider) removeAgent(ctx context.Context, marker, volume string) error {
-	ctx, cancel := mutating(ctx)
+	ctx, cancel := p.mutating(ctx)
 	defer cancel()
 	if err := p.api.ContainerRemove(ctx, marker, container.RemoveOptions{Force: true}); err != nil && !notFound(err) {
 		return err
@@ -216,7 +216,7 @@ func (p *Provider) agentImageID(ctx context.Context, bin *agentBinary) (string, 
 	if !notFound(err) {
 		return "", err
 	}
-	ctx, cancel := mutating(ctx)
+	ctx, cancel := p.mutating(ctx)
 	defer cancel()
 	r, w := io.Pipe()
 	defer r.Close()

@@ -36,27 +36,22 @@ func (p *Provider) Create(ctx context.Context, spec provider.Spec) (_ provider.S
 			return nil, err
 		}
 	}
-	var undo undo
 	defer func() {
-		if err == nil {
-			return
-		}
-		if uerr := undo.run(ctx); uerr != nil {
-			err = errors.Join(err, fmt.Errorf("and removing what was created: %w", uerr))
+		if err != nil {
+			err = errors.Join(err, p.undo(ctx, pl, err))
 		}
 	}()
-	sb, err := p.create(ctx, pl, &undo, false)
+	sb, err := p.create(ctx, pl, false)
 	if errors.Is(err, errAgentMissing) {
 		// Somebody pruned the agent's volume since this process looked.
-		if err := undo.run(ctx); err != nil {
+		if err := p.undo(ctx, pl, err); err != nil {
 			return nil, err
 		}
-		sb, err = p.create(ctx, pl, &undo, true)
+		sb, err = p.create(ctx, pl, true)
 	}
 	if err != nil {
 		return nil, err
 	}
-	undo.release()
 	return sb, nil
 }
 
@@ -90,7 +85,7 @@ func (p *Provider) plan(ctx context.Context, spec provider.Spec) (*plan, error) 
 	return pl, nil
 }
 
-func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent bool) (*Sandbox, error) {
+func (p *Provider) create(ctx context.Context, pl *plan, verifyAgent bool) (*Sandbox, error) {
 	name := pl.spec.Name
 	var store *agentImage
 	var err error
@@ -101,7 +96,7 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 	g.Go(func() error { return p.ensureImage(gctx, name, pl.spec.Image) })
 	g.Go(func() (err error) { store, err = p.ensureAgent(gctx, verifyAgent); return err })
 	g.Go(func() (err error) { pl.network, err = p.joinNetwork(gctx, pl.spec.Egress); return err })
-	g.Go(func() error { return p.createVolumes(ctx, pl, undo) })
+	g.Go(func() error { return p.createVolumes(ctx, pl) })
 	if err := g.Wait(); err != nil {
 		return nil, p.fail(ctx, "create", name, err)
 	}
@@ -109,8 +104,8 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 
 	var id, helper string
 	g = new(errgroup.Group)
-	g.Go(func() (err error) { helper, err = p.createHelper(ctx, pl, store, undo); return err })
-	g.Go(func() (err error) { id, err = p.createContainer(ctx, pl, store, undo); return err })
+	g.Go(func() (err error) { helper, err = p.createHelper(ctx, pl, store); return err })
+	g.Go(func() (err error) { id, err = p.createContainer(ctx, pl, store); return err })
 	err = g.Wait()
 	if err == nil {
 		err = canceled(ctx)
@@ -120,8 +115,8 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 	}
 
 	sb := p.newSandbox(name, id, pl.instance)
-	undo.add(func(context.Context) error { sb.close(); return nil })
 	if err := sb.startAttached(ctx); err != nil {
+		sb.close()
 		return nil, err
 	}
 	// The helper has done its work; its removal costs the caller no time.
@@ -136,12 +131,12 @@ func (p *Provider) create(ctx context.Context, pl *plan, undo *undo, verifyAgent
 // anything that mounts them. Of several creates of one name, the one that gets
 // the first volume wins; they must not be asked for at once, or each could get
 // one.
-func (p *Provider) createVolumes(ctx context.Context, pl *plan, undo *undo) error {
+func (p *Provider) createVolumes(ctx context.Context, pl *plan) error {
 	for _, o := range []volume.CreateOptions{
 		p.workspaceOptions(pl),
 		{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)},
 	} {
-		if err := p.createVolume(ctx, pl, o, undo); err != nil {
+		if err := p.createVolume(ctx, pl, o); err != nil {
 			return err
 		}
 	}
@@ -151,8 +146,8 @@ func (p *Provider) createVolumes(ctx context.Context, pl *plan, undo *undo) erro
 // createVolume creates a volume, or fails where one of that name exists.
 // The engine returns an existing volume as if it had created it, so the
 // instance label tells.
-func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOptions, undo *undo) error {
-	mctx, cancel := mutating(ctx)
+func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOptions) error {
+	mctx, cancel := p.mutating(ctx)
 	defer cancel()
 	vol, err := p.api.VolumeCreate(mctx, o)
 	if err != nil {
@@ -164,7 +159,6 @@ func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOp
 	if vol.Labels[provider.LabelInstance] != pl.instance {
 		return p.taken(pl, "volume "+o.Name, vol.Labels)
 	}
-	undo.add(func(ctx context.Context) error { return p.removeVolume(ctx, o.Name) })
 	return canceled(ctx)
 }
 
@@ -180,12 +174,12 @@ func (p *Provider) taken(pl *plan, what string, labels map[string]string) error 
 }
 
 // createContainer creates the sandbox's container.
-func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentImage, undo *undo) (string, error) {
+func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentImage) (string, error) {
 	config, host := p.containerConfig(pl, store)
-	mctx, cancel := mutating(ctx)
+	mctx, cancel := p.mutating(ctx)
 	defer cancel()
 	name := pl.spec.Name
-	resp, err := p.createNamed(mctx, pl, name, config, host, undo)
+	resp, err := p.createNamed(mctx, pl, name, config, host)
 	if err != nil {
 		return "", p.fail(ctx, "create", name, err)
 	}
@@ -200,13 +194,9 @@ func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentIm
 }
 
 // createNamed creates a container of a name that may be taken.
-func (p *Provider) createNamed(ctx context.Context, pl *plan, name string, config *container.Config, host *container.HostConfig, undo *undo) (container.CreateResponse, error) {
+func (p *Provider) createNamed(ctx context.Context, pl *plan, name string, config *container.Config, host *container.HostConfig) (container.CreateResponse, error) {
 	resp, err := p.api.ContainerCreate(ctx, config, host, nil, nil, name)
-	if err == nil {
-		undo.add(func(ctx context.Context) error { return p.removeContainer(ctx, resp.ID) })
-		return resp, nil
-	}
-	if !busy(err) {
+	if err == nil || !busy(err) {
 		return resp, err
 	}
 	var labels map[string]string
@@ -219,15 +209,15 @@ func (p *Provider) createNamed(ctx context.Context, pl *plan, name string, confi
 // createHelper creates the container whose creation gives the workspace to uid
 // 1000: into an empty volume the engine copies the directory of the image,
 // with its owner. It is never started.
-func (p *Provider) createHelper(ctx context.Context, pl *plan, store *agentImage, undo *undo) (string, error) {
-	mctx, cancel := mutating(ctx)
+func (p *Provider) createHelper(ctx context.Context, pl *plan, store *agentImage) (string, error) {
+	mctx, cancel := p.mutating(ctx)
 	defer cancel()
 	resp, err := p.createNamed(mctx, pl, pl.spec.Name+provider.SuffixHelper,
 		&container.Config{Image: store.image, Labels: p.partLabels(pl, provider.RoleHelper)},
 		&container.HostConfig{NetworkMode: "none", LogConfig: noLog, Mounts: []mount.Mount{
 			{Type: mount.TypeVolume, Source: pl.workspace(), Target: provider.Workspace,
 				VolumeOptions: &mount.VolumeOptions{Labels: p.partLabels(pl, provider.RoleWorkspace)}},
-		}}, undo)
+		}})
 	if notFound(err) {
 		return "", errAgentMissing
 	}
@@ -252,7 +242,7 @@ func (p *Provider) createHelper(ctx context.Context, pl *plan, store *agentImage
 
 // removeHelper removes the helper; where that fails, Sweep will.
 func (p *Provider) removeHelper(ctx context.Context, id string) {
-	ctx, cancel := mutating(ctx)
+	ctx, cancel := p.mutating(ctx)
 	defer cancel()
 	if err := p.removeContainer(ctx, id); err != nil {
 		event.Warn(ctx, "helper container left behind, `capyrun gc` removes it: "+err.Error())

@@ -112,7 +112,7 @@ func (p *Provider) removeVolume(ctx context.Context, name string) error {
 // the engine still holds is tried again for a while.
 func (p *Provider) remove(ctx context.Context, call func(context.Context) error) error {
 	for end := time.Now().Add(holdTimeout / 10); ; {
-		mctx, cancel := mutating(ctx)
+		mctx, cancel := p.mutating(ctx)
 		err := call(mctx)
 		cancel()
 		if err == nil || notFound(err) {

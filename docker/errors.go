@@ -3,6 +3,8 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"regexp"
 	"strings"
@@ -20,6 +22,9 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 		return nil
 	}
 	if cause := canceled(ctx); cause != nil {
+		if errors.Is(err, errSilent) {
+			cause = fmt.Errorf("%w: %w", cause, errSilent)
+		}
 		return &provider.Error{Op: op, Sandbox: sandbox, Err: cause}
 	}
 	var known *provider.Error
@@ -31,9 +36,11 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 		return &provider.Error{Op: op, Sandbox: sandbox, Err: err}
 	}
 	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
-	var dial *net.OpError
 	switch {
-	case client.IsErrConnectionFailed(err), errors.As(err, &dial):
+	case errors.Is(err, errSilent):
+		e.Kind, e.Err = provider.ErrUnreachable, errSilent
+		e.Hint = "the engine at " + p.cfg.Endpoint + " takes connections and says nothing: it hangs, or its machine does"
+	case client.IsErrConnectionFailed(err), broken(err):
 		e.Kind = provider.ErrUnreachable
 		e.Hint = "is the engine at " + p.cfg.Endpoint + " running, and may this user connect? `capyrun doctor` tells more"
 	case errors.Is(err, context.DeadlineExceeded):
@@ -44,6 +51,11 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 		e.Hint = refusalHint(err.Error())
 	}
 	return e
+}
+
+// broken reports whether a connection broke, rather than the engine answered.
+func broken(err error) bool {
+	return errors.As(err, new(*net.OpError)) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 var refusals = []struct {

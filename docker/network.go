@@ -50,7 +50,7 @@ func (p *Provider) ensureSharedNetwork(ctx context.Context, name string) error {
 	if err := check(); !notFound(err) {
 		return err
 	}
-	mctx, cancel := mutating(ctx)
+	mctx, cancel := p.mutating(ctx)
 	defer cancel()
 	_, err := p.api.NetworkCreate(mctx, name, network.CreateOptions{
 		Driver:  "bridge",

@@ -15,21 +15,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/docker/docker/client"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/capybara-hq/capyrun/provider"
-)
-
-const (
-	// mutateTimeout bounds one call that changes something on the engine. Such a
-	// call does not follow the caller's context: the engine goes on with a
-	// create whose client has left, so whoever leaves early cannot undo it.
-	mutateTimeout = 60 * time.Second
-	// cleanupTimeout bounds the removal of what a failed create has made.
-	cleanupTimeout = 60 * time.Second
 )
 
 // Provider is a [provider.Provider]. Its methods are safe to call at once.
@@ -43,7 +33,9 @@ type Provider struct {
 	images  keyedLock
 	warned  sync.Map // warnings given once: text -> struct{}
 
-	background sync.WaitGroup // removal of helper containers
+	failed     sync.Map       // instances of creates that may have left something: string -> struct{}
+	background sync.WaitGroup // removals that nobody waits for
+	closing    chan struct{}  // closed by Close
 	mu         sync.Mutex
 	sessions   map[*Sandbox]struct{}
 	closed     bool
@@ -73,6 +65,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 		api:      api,
 		creates:  semaphore.NewWeighted(int64(2 * runtime.NumCPU())),
 		sessions: map[*Sandbox]struct{}{},
+		closing:  make(chan struct{}),
 	}
 	// The version tells enough and costs a millisecond; the engine's info costs
 	// thirty.
@@ -93,6 +86,9 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 // sandbox.
 func (p *Provider) Close() error {
 	p.mu.Lock()
+	if !p.closed {
+		close(p.closing)
+	}
 	p.closed = true
 	open := make([]*Sandbox, 0, len(p.sessions))
 	for s := range p.sessions {
@@ -116,11 +112,6 @@ func (p *Provider) inBackground(f func()) bool {
 	}
 	p.background.Go(f)
 	return true
-}
-
-// mutating returns the context for one call that changes the engine.
-func mutating(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), mutateTimeout)
 }
 
 // canceled returns the cause of ctx's end, nil while it has not ended.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/capybara-hq/capyrun/agent"
@@ -41,12 +42,13 @@ var _ provider.Sandbox = (*Sandbox)(nil)
 func (p *Provider) newSandbox(name, id, instance string) *Sandbox {
 	s := &Sandbox{p: p, name: name, id: id, instance: instance}
 	s.Session = agent.NewSession(agent.SessionConfig{
-		Sandbox: name,
-		Dial:    s.dial,
-		Files:   s.dialFiles,
-		Recover: s.restart,
-		Quiet:   s.unpause,
-		Explain: s.explain,
+		Sandbox:   name,
+		Dial:      s.dial,
+		Files:     s.dialFiles,
+		Recover:   s.restart,
+		Reachable: p.reachable,
+		Quiet:     s.unpause,
+		Explain:   s.explain,
 	})
 	p.mu.Lock()
 	p.sessions[s] = struct{}{}
@@ -83,7 +85,7 @@ func (s *Sandbox) Suspend(ctx context.Context) error {
 	if _, err := s.inspect(ctx, "suspend"); err != nil {
 		return err
 	}
-	mctx, cancel := mutating(ctx)
+	mctx, cancel := s.p.mutating(ctx)
 	defer cancel()
 	seconds := 5
 	if err := s.p.api.ContainerStop(mctx, s.id, container.StopOptions{Timeout: &seconds}); err != nil {
@@ -123,12 +125,13 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 // startAttached starts the new container with the session attached to its
 // first process: that saves the 70 ms of an exec.
 func (s *Sandbox) startAttached(ctx context.Context) error {
-	conn, err := s.p.api.ContainerAttach(ctx, s.id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	st, err := hijack(ctx, func() (types.HijackedResponse, error) {
+		return s.p.api.ContainerAttach(ctx, s.id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	})
 	if err != nil {
 		return s.fail(ctx, "attach", err)
 	}
-	st := newStream(conn)
-	mctx, cancel := mutating(ctx)
+	mctx, cancel := s.p.mutating(ctx)
 	defer cancel()
 	if err := s.p.api.ContainerStart(mctx, s.id, container.StartOptions{}); err != nil {
 		st.Close()
@@ -175,7 +178,7 @@ func (s *Sandbox) dial(ctx context.Context) (io.ReadWriteCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.remember(st.(*stream), started), nil
+	return s.remember(st, started), nil
 }
 
 // dialFiles starts a server for changes under /skills.
@@ -183,7 +186,11 @@ func (s *Sandbox) dialFiles(ctx context.Context) (io.ReadWriteCloser, error) {
 	if _, err := s.ready(ctx); err != nil {
 		return nil, err
 	}
-	return s.execStream(ctx, agent.FilesArgs(skillsMount))
+	st, err := s.execStream(ctx, agent.FilesArgs(skillsMount))
+	if err != nil {
+		return nil, err // and not a nil stream in an interface that is not nil
+	}
+	return st, nil
 }
 
 // unpause resumes the sandbox if somebody has paused it since the session was
@@ -240,25 +247,27 @@ func (s *Sandbox) ready(ctx context.Context) (started string, err error) {
 }
 
 func (s *Sandbox) mutate(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := mutating(ctx)
+	ctx, cancel := s.p.mutating(ctx)
 	defer cancel()
 	return call(ctx)
 }
 
 // execStream runs a part of the agent in the container, as root without
 // capabilities, and returns its standard streams.
-func (s *Sandbox) execStream(ctx context.Context, args []string) (io.ReadWriteCloser, error) {
+func (s *Sandbox) execStream(ctx context.Context, args []string) (*stream, error) {
 	ex, err := s.p.api.ContainerExecCreate(ctx, s.id, container.ExecOptions{
 		User: "0:0", Cmd: args, AttachStdin: true, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {
 		return nil, s.fail(ctx, "connect", err)
 	}
-	conn, err := s.p.api.ContainerExecAttach(ctx, ex.ID, container.ExecAttachOptions{})
+	st, err := hijack(ctx, func() (types.HijackedResponse, error) {
+		return s.p.api.ContainerExecAttach(ctx, ex.ID, container.ExecAttachOptions{})
+	})
 	if err != nil {
 		return nil, s.fail(ctx, "connect", err)
 	}
-	return newStream(conn), nil
+	return st, nil
 }
 
 // restart is the last resort against a sandbox whose agent does not answer.

@@ -82,6 +82,9 @@ func (p *Provider) Sweep(ctx context.Context) (provider.SweepReport, error) {
 // those of one create and carry the same owner and life time.
 func (p *Provider) abandoned(ctx context.Context, parts []part) (bool, error) {
 	labels := parts[0].labels
+	if _, failed := p.failed.Load(labels[provider.LabelInstance]); failed {
+		return true, nil
+	}
 	if expires, err := time.Parse(time.RFC3339Nano, labels[provider.LabelExpires]); err == nil {
 		return time.Now().After(expires), nil
 	}
