@@ -8,6 +8,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/capybara-hq/capyrun/docker"
+	"github.com/capybara-hq/capyrun/event"
+	"github.com/capybara-hq/capyrun/provider"
 	"github.com/capybara-hq/capyrun/report"
 )
 
@@ -67,8 +69,20 @@ func (p *program) app() *cli.App {
 		},
 		Commands: []*cli.Command{
 			p.runCommand(),
+			p.createCommand(),
 			p.psCommand(),
 			p.execCommand(),
+			p.logsCommand(),
+			p.waitCommand(),
+			p.killCommand(),
+			p.cpCommand(),
+			p.filesCommand(),
+			p.httpCommand(),
+			p.waitPortCommand(),
+			p.portForwardCommand(),
+			p.statsCommand(),
+			p.suspendCommand(),
+			p.resumeCommand(),
 			p.rmCommand(),
 			p.gcCommand(),
 			p.doctorCommand(),
@@ -77,6 +91,9 @@ func (p *program) app() *cli.App {
 	}
 	for _, c := range app.Commands {
 		c.OnUsageError, c.HideHelpCommand = usage, true
+		for _, sub := range c.Subcommands {
+			sub.OnUsageError, sub.HideHelpCommand, sub.HelpName = usage, true, "capyrun "+c.Name+" "+sub.Name
+		}
 	}
 	cli.VersionPrinter = func(*cli.Context) { p.writeVersion() }
 	app.Setup() // adds --version and the command help, which arrange must know
@@ -86,6 +103,33 @@ func (p *program) app() *cli.App {
 // connect opens the provider. Close it.
 func (p *program) connect() (*docker.Provider, error) {
 	return docker.New(p.ctx, p.settings.docker)
+}
+
+// within opens a sandbox and calls fn with it.
+func (p *program) within(name string, fn func(provider.Sandbox) error) error {
+	pr, err := p.connect()
+	if err != nil {
+		return err
+	}
+	defer pr.Close()
+	sb, err := pr.Open(p.ctx, name)
+	if err != nil {
+		return nameGone(name, err)
+	}
+	return fn(sb)
+}
+
+// args returns the arguments, of which there must be from least to most; usage
+// says what they are.
+func (p *program) args(c *cli.Context, least, most int, usage string) ([]string, error) {
+	args := append(c.Args().Slice(), p.tail...)
+	switch {
+	case len(args) < least:
+		return nil, usagef(c.Command, "give %s", usage)
+	case len(args) > most:
+		return nil, usagef(c.Command, "give %s, not also %q", usage, args[most])
+	}
+	return args, nil
 }
 
 // noArgs refuses arguments.
@@ -120,6 +164,25 @@ func (p *program) color() bool {
 		return false
 	}
 	return !p.dumb() && p.getenv("NO_COLOR") == ""
+}
+
+// display starts a progress display, and returns where its events go and what
+// takes it away again.
+func (p *program) display() (event.Sink, func()) {
+	progress := p.progress()
+	p.signals.display(progress.Message, progress.Close)
+	return event.Func(func(e event.Event) {
+		if p.logs(e) {
+			progress.Emit(e)
+		}
+	}), progress.Close
+}
+
+// shown runs fn with a context whose events are shown.
+func (p *program) shown(fn func(ctx context.Context) error) error {
+	sink, done := p.display()
+	defer done()
+	return fn(event.NewContext(p.ctx, sink))
 }
 
 // progress starts the progress display.

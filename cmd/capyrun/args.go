@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -17,7 +18,7 @@ import (
 // A command whose name is in raw ends its flags at its second argument, because
 // from there on it is somebody else's command line.
 func arrange(app *cli.App, raw map[string]bool, args []string) (arranged, tail []string, err error) {
-	var global, own, rest []string
+	var global, path, own, rest []string
 	var cmd *cli.Command
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
@@ -46,8 +47,16 @@ func arrange(app *cli.App, raw map[string]bool, args []string) (arranged, tail [
 			}
 		case cmd == nil:
 			if cmd = app.Command(arg); cmd == nil {
-				return nil, nil, unknownCommand(app, arg)
+				return nil, nil, unknownCommand(nil, app.Commands, arg)
 			}
+			path = append(path, cmd.Name)
+		case len(cmd.Subcommands) > 0:
+			sub := slices.IndexFunc(cmd.Subcommands, func(sub *cli.Command) bool { return sub.HasName(arg) })
+			if sub < 0 {
+				return nil, nil, unknownCommand(cmd, cmd.Subcommands, arg)
+			}
+			cmd = cmd.Subcommands[sub]
+			path = append(path, cmd.Name)
 		default:
 			rest = append(rest, arg)
 			if raw[cmd.Name] && len(rest) == 2 {
@@ -57,16 +66,10 @@ func arrange(app *cli.App, raw map[string]bool, args []string) (arranged, tail [
 		}
 	}
 	if cmd != nil && cmd.Name == "help" && len(rest) > 0 && app.Command(rest[0]) == nil {
-		return nil, nil, unknownCommand(app, rest[0])
+		return nil, nil, unknownCommand(nil, app.Commands, rest[0])
 	}
-	arranged = append(arranged, global...)
-	if cmd != nil {
-		arranged = append(arranged, cmd.Name)
-		arranged = append(arranged, own...)
-		// The first of the rest is no flag, or a single "-", so that no "--" is needed.
-		arranged = append(arranged, rest...)
-	}
-	return arranged, tail, nil
+	// The first of the rest is no flag, or a single "-", so that no "--" is needed.
+	return slices.Concat(global, path, own, rest), tail, nil
 }
 
 // helpFlag is the flag that urfave/cli adds to everything.
@@ -114,14 +117,14 @@ func unknownFlag(app *cli.App, cmd *cli.Command, arg string) error {
 	return usagef(cmd, "unknown flag %s%s", name, didYouMean("--", strings.TrimLeft(name, "-"), names))
 }
 
-func unknownCommand(app *cli.App, name string) error {
+func unknownCommand(in *cli.Command, commands []*cli.Command, name string) error {
 	var names []string
-	for _, c := range app.Commands {
+	for _, c := range commands {
 		if !c.Hidden {
 			names = append(names, c.Name)
 		}
 	}
-	return usagef(nil, "unknown command %q%s", name, didYouMean("", name, names))
+	return usagef(in, "unknown command %q%s", name, didYouMean("", name, names))
 }
 
 // didYouMean suggests one of the names; all are shown with the prefix.
@@ -153,7 +156,7 @@ func (e *usageError) Error() string { return e.msg }
 func usagef(cmd *cli.Command, format string, args ...any) error {
 	e := &usageError{msg: fmt.Sprintf(format, args...)}
 	if cmd != nil {
-		e.command = cmd.Name
+		e.command = strings.TrimPrefix(cmd.HelpName, "capyrun ")
 	}
 	return e
 }

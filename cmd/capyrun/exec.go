@@ -54,60 +54,73 @@ func (p *program) exec(c *cli.Context) error {
 		Shell:     c.String("command"),
 		Args:      args,
 		Dir:       c.String("cwd"),
-		Env:       map[string]string{},
 		Tag:       c.String("tag"),
 		Timeout:   c.Duration("timeout"),
 		MaxOutput: 1, // it is streamed, not kept
 	}
-	for _, pair := range c.StringSlice("env") {
-		key, value, ok := strings.Cut(pair, "=")
-		if !ok {
-			return usagef(c.Command, "--env %s: want NAME=VALUE", pair)
-		}
-		cmd.Env[key] = value
+	var err error
+	if cmd.Env, err = pairs(c, "env"); err != nil {
+		return err
 	}
 	if err := cmd.Validate(); err != nil {
 		return err
 	}
-	pr, err := p.connect()
-	if err != nil {
-		return err
-	}
-	defer pr.Close()
-	sb, err := pr.Open(p.ctx, name)
-	if err != nil {
-		return nameGone(name, err)
-	}
-	if c.Bool("detach") {
+	return p.within(name, func(sb provider.Sandbox) error {
+		if !c.Bool("detach") {
+			return p.stream(sb, cmd)
+		}
 		cmd.MaxOutput = 0
 		proc, err := sb.Start(p.ctx, cmd)
 		if err == nil {
 			fmt.Fprintln(p.stdout, proc.ID())
 		}
 		return err
+	})
+}
+
+// pairs returns what a flag that takes NAME=VALUE was given.
+func pairs(c *cli.Context, flag string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, pair := range c.StringSlice(flag) {
+		name, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			return nil, usagef(c.Command, "--%s %s: want NAME=VALUE", flag, pair)
+		}
+		out[name] = value
 	}
-	return p.stream(sb, cmd)
+	return out, nil
 }
 
 // errReaderLeft stops a command whose output nobody reads any more, as SIGPIPE
 // would stop it outside of a sandbox.
 var errReaderLeft = errors.New("nobody reads stdout any more")
 
+// untilReaderLeaves returns the program's context and what ends it with
+// [errReaderLeft].
+func (p *program) untilReaderLeaves() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(p.ctx)
+	return ctx, func() { cancel(errReaderLeft) }
+}
+
+// outputOf is where a stream of a command goes.
+func (p *program) outputOf(stream provider.Stream) io.Writer {
+	if stream == provider.Stderr {
+		return p.stderr
+	}
+	return p.stdout
+}
+
 // stream runs a command with this program's standard streams.
 func (p *program) stream(sb provider.Sandbox, cmd provider.Command) error {
-	ctx, cancel := context.WithCancelCause(p.ctx)
-	defer cancel(nil)
+	ctx, stop := p.untilReaderLeaves()
+	defer stop()
 	if !term.IsTerminal(int(p.stdin.Fd())) {
 		cmd.Stdin = p.stdin
 	}
 	cmd.OnOutput = func(stream provider.Stream, data []byte) {
-		to := io.Writer(p.stdout)
-		if stream == provider.Stderr {
-			to = p.stderr
-		}
-		to.Write(data)
+		p.outputOf(stream).Write(data)
 		if p.stdout.closed() {
-			cancel(errReaderLeft)
+			stop()
 		}
 	}
 	res, err := sb.Exec(ctx, cmd)
@@ -118,6 +131,14 @@ func (p *program) stream(sb provider.Sandbox, cmd provider.Command) error {
 		return err
 	case res.TimedOut:
 		fmt.Fprintf(p.stderr, "capyrun: sandbox %s: timed out after %v: %s\n", sb.Name(), cmd.Timeout, cmd.String())
+	}
+	return asExit(res)
+}
+
+// asExit ends this program as a command ended.
+func asExit(res *provider.Result) error {
+	switch {
+	case res.TimedOut:
 		return exitStatus(exitTimedOut)
 	case res.Signal != "":
 		return exitStatus(128 + int(unix.SignalNum(res.Signal)))

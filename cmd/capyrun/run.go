@@ -143,16 +143,10 @@ func (p *program) events(file string) (event.Sink, func() error, error) {
 			return nil
 		}
 	}
-	progress := p.progress()
-	sinks = append(sinks, event.Func(func(e event.Event) {
-		if p.logs(e) {
-			progress.Emit(e)
-		}
-	}))
-	p.signals.display(progress.Message, progress.Close)
-	sinks = append(sinks, p.cleanupWatch())
+	display, closeDisplay := p.display()
+	sinks = append(sinks, display, p.cleanupWatch())
 	return event.Multi(sinks...), func() error {
-		progress.Close()
+		closeDisplay()
 		return closeFile()
 	}, nil
 }

@@ -15,14 +15,22 @@ var jsonFlag = &cli.BoolFlag{Name: "json", Usage: "write JSON"}
 
 func (p *program) psCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "ps",
-		Usage:       "list the sandboxes on the engine",
-		Description: "Lists every sandbox of capyrun, whoever created it.\n\nExample: capyrun ps --json",
-		ArgsUsage:   " ",
-		Flags:       []cli.Flag{jsonFlag, &cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "write names only"}},
+		Name:  "ps",
+		Usage: "list the sandboxes on the engine, or the processes in one",
+		Description: "Lists every sandbox of capyrun, whoever created it. With a name it lists the commands that run\n" +
+			"in that sandbox and the background ones that have ended.\n\n" +
+			"Examples:\n" +
+			"capyrun ps --json\n" +
+			"capyrun ps cap-2f3k9s",
+		ArgsUsage: "[NAME]",
+		Flags:     []cli.Flag{jsonFlag, &cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "write names only, of processes the ids"}},
 		Action: func(c *cli.Context) error {
-			if err := p.noArgs(c); err != nil {
+			args, err := p.args(c, 0, 1, "at most one sandbox")
+			if err != nil {
 				return err
+			}
+			if len(args) == 1 {
+				return p.psProcesses(c, args[0])
 			}
 			pr, err := p.connect()
 			if err != nil {
