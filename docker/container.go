@@ -21,6 +21,10 @@ const skillsMount = "/opt/capybara/skills"
 // sandboxUser is the uid and gid of everything that runs in a sandbox.
 const sandboxUser = "1000:1000"
 
+// stopSeconds is how long a sandbox may take to stop. The engine's own end
+// waits that long for one that does not.
+const stopSeconds = 5
+
 // noLog keeps the engine from storing the session's bytes.
 var noLog = container.LogConfig{Type: "none"}
 
@@ -91,6 +95,7 @@ func (p *Provider) containerConfig(pl *plan, store *agentImage) (*container.Conf
 	if spec.TTL > 0 {
 		init.Expires = pl.created.Add(spec.TTL)
 	}
+	stopSeconds := stopSeconds
 	config := &container.Config{
 		Image:       spec.Image,
 		Entrypoint:  agent.InitArgs(init),
@@ -102,6 +107,7 @@ func (p *Provider) containerConfig(pl *plan, store *agentImage) (*container.Conf
 		Hostname:    "sandbox",
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		StopSignal:  "SIGTERM",
+		StopTimeout: &stopSeconds,
 		// The session of whoever starts the container is the first process's
 		// stdin and stdout. StdinOnce closes its stdin when that client is gone.
 		OpenStdin: true, StdinOnce: true,

@@ -21,7 +21,7 @@ import (
 	"github.com/capybara-hq/capyrun/provider/providertest"
 )
 
-// TestMain becomes the runner that TestSweepAfterKill kills.
+// TestMain becomes the runner that some tests kill.
 func TestMain(m *testing.M) {
 	if os.Getenv(victimEnv) != "" {
 		victim()

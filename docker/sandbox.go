@@ -87,7 +87,7 @@ func (s *Sandbox) Suspend(ctx context.Context) error {
 	}
 	mctx, cancel := s.p.mutating(ctx)
 	defer cancel()
-	seconds := 5
+	seconds := stopSeconds
 	if err := s.p.api.ContainerStop(mctx, s.id, container.StopOptions{Timeout: &seconds}); err != nil {
 		return s.fail(ctx, "suspend", err)
 	}

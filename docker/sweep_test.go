@@ -89,55 +89,6 @@ func waitFor(t *testing.T, out *bufio.Scanner, line string) {
 	t.Fatalf("the victim ended before %q", line)
 }
 
-// A runner that is killed at any moment leaves nothing that a sweep does not
-// remove, and the sweep leaves alone what others hold or what is kept.
-func TestSweepAfterKill(t *testing.T) {
-	testenv.Image(t, testenv.Busybox)
-	p := newProvider(t, docker.Config{})
-	mine := create(t, p, provider.Spec{})
-	kept := "cap-keep" + strings.TrimPrefix(provider.GenerateName(), provider.GeneratedPrefix)
-	cmd, out := startVictim(t, kept)
-	waitFor(t, out, "ran "+kept)
-	kill(t, cmd)
-	t.Cleanup(func() {
-		if err := p.Destroy(context.Background(), kept); err != nil {
-			t.Error(err)
-		}
-	})
-
-	// The delays reach from before the first call to the engine into the time
-	// when the sandbox is at work.
-	for delay := time.Duration(0); delay < 400*time.Millisecond; delay += 25 * time.Millisecond {
-		name := provider.GenerateName()
-		cmd, out := startVictim(t, name)
-		waitFor(t, out, "creating "+name)
-		time.Sleep(delay) // where the kill falls is the test's parameter
-		kill(t, cmd)
-		// What the engine has begun for the killed client may end after the kill,
-		// so the sweep is repeated until the sandbox is gone for a while.
-		for quiet := 0; quiet < 5; time.Sleep(30 * time.Millisecond) {
-			if _, err := p.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if len(left(t, name)) == 0 {
-				quiet++
-			} else {
-				quiet = 0
-			}
-		}
-	}
-	if got := run(t, mine, "echo alive"); got != "alive\n" {
-		t.Errorf("a live owner's sandbox: %q", got)
-	}
-	sb, err := p.Open(t.Context(), kept)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := run(t, sb, "echo kept"); got != "kept\n" {
-		t.Errorf("the kept sandbox: %q", got)
-	}
-}
-
 // A sandbox whose owner is gone ends by itself after the grace time.
 func TestOwnerLost(t *testing.T) {
 	t.Parallel()
