@@ -87,6 +87,9 @@ func (c Config) withDefaults() (Config, error) {
 	if err := (&provider.Spec{Image: c.Image}).Validate(); err != nil {
 		return c, err
 	}
+	if err := checkReference(c.Image); err != nil {
+		return c, err
+	}
 	return c, provider.CheckLabels(c.Labels)
 }
 

@@ -64,6 +64,9 @@ func (p *Provider) plan(ctx context.Context, spec provider.Spec) (*plan, error) 
 		spec.Name = provider.GenerateName()
 	}
 	spec.Image = orDefault(spec.Image, p.cfg.Image)
+	if err := checkReference(spec.Image); err != nil {
+		return nil, err
+	}
 	spec.CPU = orDefault(spec.CPU, provider.DefaultCPU)
 	spec.Memory = orDefault(spec.Memory, provider.DefaultMemory)
 	spec.PIDs = orDefault(spec.PIDs, provider.DefaultPIDs)

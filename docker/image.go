@@ -74,16 +74,15 @@ func runsOn(image, kernel string) bool {
 // registry then refuses.
 func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
 	op := "pull " + ref
-	named, err := reference.ParseNormalizedNamed(ref)
+	domain, err := registryOf(ref)
 	if err != nil {
-		return notPullable(op, sandbox, ref)
+		return &provider.Error{Op: op, Sandbox: sandbox, Kind: provider.ErrImageNotFound, Err: err, Hint: "the engine does not have it, and an image id cannot be pulled"}
 	}
-	domain := reference.Domain(named)
 	ctx, span := event.Begin(ctx, event.Event{Kind: event.KindPull, Name: op, Sandbox: sandbox})
 	defer func() { span.End(err, nil) }()
 	auth, authErr := registryAuth(ctx, domain)
-	if canceled(ctx) != nil {
-		return p.fail(ctx, op, sandbox, authErr)
+	if cause := canceled(ctx); cause != nil {
+		return p.fail(ctx, op, sandbox, cause)
 	}
 	body, err := p.api.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
 	if err == nil {
@@ -97,23 +96,22 @@ func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
 	case err == nil || canceled(ctx) != nil:
 		return p.fail(ctx, op, sandbox, err)
 	}
-	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
-	switch msg := err.Error(); {
+	if e := p.fail(ctx, op, sandbox, err); errors.Is(e, provider.ErrUnreachable) {
+		return e
+	}
+	e := &provider.Error{Op: op, Sandbox: sandbox, Kind: provider.ErrPullFailed, Err: trimmed{err}}
+	msg := err.Error()
+	refused := refusedByRegistry.MatchString(msg)
+	switch {
 	case strings.Contains(msg, "no matching manifest"):
 		e.Kind = provider.ErrImagePlatform
 		return e
 	case notFound(err), missingInRegistry.MatchString(msg):
 		e.Kind = provider.ErrImageNotFound
-	case refusedByRegistry.MatchString(msg):
-		e.Kind = provider.ErrPullFailed
-	default:
-		if unreachable := p.fail(ctx, e.Op, sandbox, err); errors.Is(unreachable, provider.ErrUnreachable) {
-			return unreachable
-		}
-		e.Kind = provider.ErrPullFailed
+	case !refused:
 		e.Hint = "the engine does not have the image and could not get it from its registry"
 	}
-	switch refused := refusedByRegistry.MatchString(err.Error()); {
+	switch {
 	case authErr != nil:
 		e.Err = fmt.Errorf("%w; without credentials the registry says: %w", authErr, trimmed{err})
 	case refused && auth == "":
@@ -127,17 +125,30 @@ func (p *Provider) pull(ctx context.Context, sandbox, ref string) (err error) {
 // What registries answer through the engine, which hands on their words and a
 // status that depends on how far it had come.
 var (
-	missingInRegistry = regexp.MustCompile(`manifest unknown|manifest for .* not found|does not exist|name unknown|NAME_UNKNOWN|MANIFEST_UNKNOWN`)
-	refusedByRegistry = regexp.MustCompile(`(?i)unauthorized|no basic auth credentials|authentication required|access denied|denied:|may require 'docker login'|status:? (code )?40[13]`)
+	missingInRegistry = regexp.MustCompile(`manifest unknown|does not exist|name unknown`)
+	refusedByRegistry = regexp.MustCompile(`(?i)unauthorized|no basic auth credentials|authentication required|\bdenied\b|may require 'docker login'`)
 )
 
-// notPullable is the error for what no registry has a name for.
-func notPullable(op, sandbox, ref string) error {
-	if _, err := reference.ParseAnyReference(ref); err == nil {
-		return &provider.Error{Op: op, Sandbox: sandbox, Kind: provider.ErrImageNotFound, Err: fmt.Errorf("%q", ref),
-			Hint: "the engine does not have it, and an image id cannot be pulled"}
+// checkReference refuses what cannot name an image.
+func checkReference(ref string) error {
+	if _, err := reference.ParseAnyReference(ref); err != nil {
+		return &provider.InvalidError{Field: "image", Value: ref, Reason: "is not an image reference: " + err.Error()}
 	}
-	return &provider.Error{Op: op, Sandbox: sandbox, Err: &provider.InvalidError{Field: "image", Value: ref, Reason: "is not an image reference"}}
+	return nil
+}
+
+// registryOf returns the domain of the registry that an image comes from. An
+// image's id has none.
+func registryOf(ref string) (string, error) {
+	any, err := reference.ParseAnyReference(ref)
+	if err != nil {
+		return "", err
+	}
+	named, ok := any.(reference.Named)
+	if !ok {
+		return "", fmt.Errorf("%q is an image id", ref)
+	}
+	return reference.Domain(named), nil
 }
 
 // imageMessage is one message of the stream with which the engine answers a
