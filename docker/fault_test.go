@@ -104,31 +104,27 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// proxy stands between a provider and the engine, and does to the connections
-// what plan says.
+// proxy stands between a provider and the engine. It passes everything on until
+// it is told otherwise.
 type proxy struct {
 	endpoint string
-	plan     func(number int) fault
+	stop     chan struct{} // closed when the test ends
 
-	mu    sync.Mutex
-	count int
-	conns []net.Conn
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	passed [2]int64 // bytes since arm: of requests, of answers
+	at     [2]int64 // how many of them pass before the fault. Negative: all
+	stall  bool     // the fault: nothing passes any more. Else every connection is cut, once
+	hangs  bool
 }
 
-// fault is what happens to one connection.
-type fault struct {
-	// cut and stall count bytes in one direction: behind them the connection is
-	// cut, or nothing more is passed on. Negative: never.
-	requestCut, answerCut     int64
-	requestStall, answerStall int64
-	// each is how long each piece is held up.
-	delay time.Duration
-}
-
-var none = fault{requestCut: -1, answerCut: -1, requestStall: -1, answerStall: -1}
+const (
+	requests = 0
+	answers  = 1
+)
 
 // newProxy listens until the test ends.
-func newProxy(t testing.TB, plan func(number int) fault) *proxy {
+func newProxy(t testing.TB) *proxy {
 	t.Helper()
 	network, address, _ := strings.Cut(testenv.Endpoint(), "://")
 	dir, err := os.MkdirTemp("", "proxy") // a socket's path is short
@@ -140,7 +136,7 @@ func newProxy(t testing.TB, plan func(number int) fault) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &proxy{endpoint: "unix://" + path, plan: plan}
+	x := &proxy{endpoint: "unix://" + path, stop: make(chan struct{}), conns: map[net.Conn]struct{}{}, at: [2]int64{-1, -1}}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -149,84 +145,104 @@ func newProxy(t testing.TB, plan func(number int) fault) *proxy {
 				return
 			}
 			wg.Go(func() {
-				defer in.Close()
 				out, err := net.Dial(network, address)
 				if err != nil {
 					t.Error(err)
+					in.Close()
 					return
 				}
-				x.forward(in, out)
+				x.mu.Lock()
+				x.conns[in], x.conns[out] = struct{}{}, struct{}{}
+				x.mu.Unlock()
+				var both sync.WaitGroup
+				both.Go(func() { x.pass(requests, out, in) })
+				both.Go(func() { x.pass(answers, in, out) })
+				both.Wait()
+				x.mu.Lock()
+				delete(x.conns, in)
+				delete(x.conns, out)
+				x.mu.Unlock()
+				in.Close()
+				out.Close()
 			})
 		}
 	})
 	t.Cleanup(func() {
+		close(x.stop)
 		l.Close()
-		x.cutAll()
+		x.cut()
 		wg.Wait()
 		os.RemoveAll(dir)
 	})
 	return x
 }
 
-// forward passes bytes both ways until the connection ends.
-func (x *proxy) forward(in, out net.Conn) {
+// arm counts anew from now, and has the fault behind so many bytes in one
+// direction, those of all connections together.
+func (x *proxy) arm(direction int, at int64, stall bool) {
 	x.mu.Lock()
-	f := x.plan(x.count)
-	x.count++
-	x.conns = append(x.conns, in, out)
-	x.mu.Unlock()
-	cut := func() { in.Close(); out.Close() }
-	defer cut()
-	var wg sync.WaitGroup
-	wg.Go(func() { pass(out, in, f.requestCut, f.requestStall, f.delay, cut) })
-	wg.Go(func() { pass(in, out, f.answerCut, f.answerStall, f.delay, cut) })
-	wg.Wait()
+	defer x.mu.Unlock()
+	x.passed, x.at, x.stall, x.hangs = [2]int64{}, [2]int64{-1, -1}, stall, false
+	x.at[direction] = at
 }
 
-func pass(to, from net.Conn, cutAt, stallAt int64, delay time.Duration, cut func()) {
+// pass passes one direction of a connection on.
+func (x *proxy) pass(direction int, to, from net.Conn) {
 	buf := make([]byte, 32<<10)
-	for passed := int64(0); ; {
+	for {
 		n, err := from.Read(buf)
-		if delay > 0 {
-			time.Sleep(delay)
-		}
-		if stallAt >= 0 {
-			n = int(min(int64(n), stallAt-passed))
-		}
-		if cutAt >= 0 && passed+int64(n) >= cutAt {
-			to.Write(buf[:cutAt-passed])
-			cut()
+		n, fault, hangs := x.count(direction, n)
+		if hangs {
+			<-x.stop
 			return
 		}
-		if _, werr := to.Write(buf[:n]); werr != nil {
-			cut()
+		to.Write(buf[:n])
+		if fault {
+			x.cut()
 			return
 		}
-		passed += int64(n)
 		if err != nil {
+			// An end of this direction is passed on as one.
 			if half, ok := to.(interface{ CloseWrite() error }); ok && err == io.EOF {
 				half.CloseWrite()
 			} else {
-				cut()
+				from.Close()
+				to.Close()
 			}
 			return
 		}
 	}
 }
 
-// cutAll cuts every connection there is.
-func (x *proxy) cutAll() {
+// count says how many of n bytes pass, and what then.
+func (x *proxy) count(direction, n int) (pass int, cut, hangs bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, c := range x.conns {
-		c.Close()
+	x.passed[direction] += int64(n)
+	at := x.at[direction]
+	if at < 0 || x.passed[direction] < at {
+		return n, false, x.hangs
 	}
-	x.conns = nil
+	if x.stall {
+		x.hangs = true
+		return 0, false, true
+	}
+	x.at[direction] = -1
+	return n - int(x.passed[direction]-at), true, false
 }
 
-// connections is how many there have been.
-func (x *proxy) connections() int {
+// cut cuts every connection that there is.
+func (x *proxy) cut() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.count
+	for c := range x.conns {
+		c.Close()
+	}
+}
+
+// bytes is how many have passed since arm.
+func (x *proxy) bytes() (request, answer int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.passed[requests], x.passed[answers]
 }
