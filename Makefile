@@ -1,7 +1,7 @@
 # The only door: "make help" lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench image build clean
+.PHONY: help demo test check bench engines image build clean
 
 help: ## list these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name what; do printf '  make %-7s %s\n' "$$name" "$$what"; done
@@ -17,6 +17,9 @@ check: ## formatting, vet, staticcheck, import rules, tidy modules, examples; ne
 
 bench: build ## measure capyrun beside the engine's own way, see BENCHMARKS.md
 	@scripts/engine.sh with bash -c 'scripts/image.sh && go run ./docker/bench'
+
+engines: ## the conformance suite on the Docker Engines of newer Debian releases: 26 and 28
+	@scripts/engines.sh
 
 image: ## get the default image: pulled, or built where no registry answers
 	@scripts/engine.sh with scripts/image.sh
