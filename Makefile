@@ -1,7 +1,7 @@
 # The only door: "make help" lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench engines image build clean
+.PHONY: help demo test faults check bench engines image build clean
 
 help: ## list these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r name what; do printf '  make %-7s %s\n' "$$name" "$$what"; done
@@ -11,6 +11,9 @@ demo: ## from nothing to a workflow in a real sandbox: installs what is missing 
 
 test: ## every test, with the race detector, on a real engine; installs and starts one where there is none
 	@scripts/engine.sh with scripts/test.sh
+
+faults: ## real faults against sandboxes, COUNT times in a row (default 1)
+	@scripts/engine.sh with scripts/faults.sh
 
 check: ## formatting, vet, staticcheck, import rules, tidy modules, examples; needs no engine
 	@scripts/check.sh

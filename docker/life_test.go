@@ -64,7 +64,7 @@ func TestPaused(t *testing.T) {
 }
 
 // What ends a sandbox in the middle of a command is told.
-func TestSessionLost(t *testing.T) {
+func TestFaultSessionLost(t *testing.T) {
 	t.Parallel()
 	api := engine(t)
 	for name, c := range map[string]struct {
@@ -114,7 +114,7 @@ func TestSessionLost(t *testing.T) {
 
 // An agent that does not answer is not waited for longer than its patience:
 // the container is restarted, and a warning says that.
-func TestAgentDoesNotAnswer(t *testing.T) {
+func TestFaultAgentStopped(t *testing.T) {
 	t.Parallel()
 	api := engine(t)
 	sb := create(t, newProvider(t, docker.Config{}), provider.Spec{})

@@ -90,7 +90,7 @@ func waitFor(t *testing.T, out *bufio.Scanner, line string) {
 }
 
 // A sandbox whose owner is gone ends by itself after the grace time.
-func TestOwnerLost(t *testing.T) {
+func TestFaultOwnerLost(t *testing.T) {
 	t.Parallel()
 	testenv.Image(t, testenv.Busybox)
 	api := engine(t)
