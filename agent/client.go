@@ -52,6 +52,7 @@ type client struct {
 	cause error // why it is dead
 
 	recovered   sync.Once
+	recoverErr  error
 	explained   sync.Once
 	explanation error
 
@@ -207,9 +208,9 @@ type request struct {
 	// reachable is called when an answer is overdue; an error gives the client up.
 	// It may be nil.
 	reachable func(context.Context) error
-	// unanswered is called when the agent has taken too long; then the client is
-	// given up. It may be nil.
-	unanswered func(*client)
+	// unable is called with the reason when the agent has taken too long, or could
+	// not end what it had to; then the client is given up. It may be nil.
+	unable func(*client, error)
 }
 
 // operation is one that goes on.
@@ -376,8 +377,8 @@ func (o *operation) overdue(req *request) {
 		o.watch.Reset(patience)
 		return
 	}
-	if req.unanswered != nil {
-		req.unanswered(o.c)
+	if req.unable != nil {
+		req.unable(o.c, errUnanswered)
 	}
 	o.c.fail(errUnanswered)
 }
@@ -489,6 +490,16 @@ func (c *client) call(ctx context.Context, req *request, onFrame func(*operation
 		if t == wire.TypeFinal {
 			resp, err := o.final()
 			clean = err == nil
+			if err == nil && resp.Unended && req.unable != nil {
+				err := errors.New("the agent failed")
+				if resp.Error != nil {
+					err = fmt.Errorf("the agent failed to %w", resp.Error.Decode())
+				}
+				req.unable(c, err)
+				c.fail(err)
+				clean = false
+				return nil, o.lost(err)
+			}
 			if err == nil && resp.Error != nil {
 				if cause := context.Cause(o.ctx); cause != nil {
 					return resp, cause

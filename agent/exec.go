@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/capybara-hq/capyrun/agent/internal/wire"
@@ -35,13 +34,7 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 			req.Input, req.input = true, strings.NewReader("")
 		}
 	}
-	var recovered atomic.Pointer[client]
-	req.unanswered = func(c *client) {
-		if s.cfg.Recover != nil {
-			recovered.Store(c)
-			s.recover(ctx, c)
-		}
-	}
+	recovered := s.recoverable(ctx, req)
 	out := &collector{onOutput: cmd.OnOutput, keeper: wire.NewKeeper(req.Command.MaxOutput)}
 	resp, err := s.roundTrip(ctx, &s.main, req, out.frame)
 
@@ -62,7 +55,9 @@ func (s *Session) Exec(ctx context.Context, cmd provider.Command) (*provider.Res
 	case recovered.Load() != nil:
 		// Everything in the sandbox has been ended, and so was the command. The
 		// connection breaks before that is over, so this waits for it.
-		s.recover(ctx, recovered.Load())
+		if recoverErr := s.recover(ctx, recovered.Load(), nil); recoverErr != nil {
+			return result, s.fail(ctx, op, err)
+		}
 		result.Signal = "SIGKILL"
 		if cause := context.Cause(ctx); cause != nil {
 			return result, s.fail(ctx, op, cause)
@@ -189,15 +184,11 @@ func (s *Session) KillAll(ctx context.Context) (int, error) {
 }
 
 func (s *Session) kill(ctx context.Context, op string, req *request) (int, error) {
-	var recovered atomic.Bool
 	req.timeout = time.Nanosecond // only the agent's patience counts
-	req.unanswered = func(c *client) {
-		recovered.Store(s.cfg.Recover != nil)
-		s.recover(ctx, c)
-	}
+	recovered := s.recoverable(ctx, req)
 	resp, err := s.do(ctx, op, &s.main, req, nil)
 	if err != nil {
-		if recovered.Load() && ctx.Err() == nil {
+		if c := recovered.Load(); c != nil && ctx.Err() == nil && s.recover(ctx, c, nil) == nil {
 			return 0, nil // nothing runs any more, and nobody knows how many did
 		}
 		return 0, err

@@ -19,6 +19,7 @@ import (
 	"github.com/capybara-hq/capyrun/agent"
 	"github.com/capybara-hq/capyrun/event"
 	"github.com/capybara-hq/capyrun/provider"
+	"golang.org/x/sys/unix"
 )
 
 func TestAgentKilled(t *testing.T) {
@@ -258,6 +259,66 @@ func TestUnresponsiveAgent(t *testing.T) {
 	}
 	if recovered.Load() != 3 || warnings.Load() != 3 {
 		t.Errorf("recovered %d times, %d warnings, want 3", recovered.Load(), warnings.Load())
+	}
+}
+
+// TestKillThatFails: an agent that cannot find what it has to end says so, and
+// everything is ended from outside.
+func TestKillThatFails(t *testing.T) {
+	b := newSandbox(t)
+	limit := func(n uint64) {
+		if err := unix.Prlimit(b.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: 1024}, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	recovered, failing := atomic.Int32{}, atomic.Bool{}
+	s := b.session(agent.SessionConfig{
+		Dial: func(context.Context) (io.ReadWriteCloser, error) { return b.dialSoon() },
+		Recover: func(context.Context) error {
+			recovered.Add(1)
+			limit(1024)
+			if failing.Load() {
+				return errors.New("the engine is on strike")
+			}
+			return nil
+		},
+	})
+	var warning atomic.Value
+	ctx := event.NewContext(ctx, event.Func(func(e event.Event) {
+		if e.Level == event.Warning {
+			warning.Store(e.Text)
+		}
+	}))
+	blind := func(provider.Stream, []byte) { limit(3) }
+	r, err := s.Exec(ctx, provider.Command{Shell: "echo begun; sleep 1000", Timeout: 300 * time.Millisecond, OnOutput: blind})
+	if err != nil || !r.TimedOut || string(r.Stdout) != "begun\n" || r.Signal != "SIGKILL" {
+		t.Errorf("a timeout: %+v, %v", r, err)
+	}
+	if text, _ := warning.Load().(string); !strings.Contains(text, "too many open files") || !strings.Contains(text, "other commands in it ended too") {
+		t.Errorf("warning %q", text)
+	}
+	p := mustStart(t, s, provider.Command{Shell: "exec sleep 1000", Tag: "x"})
+	limit(3)
+	if err := p.Signal(ctx, "KILL"); err != nil {
+		t.Errorf("a signal: %v", err)
+	}
+	p = mustStart(t, s, provider.Command{Shell: "exec sleep 1000", Tag: "x"})
+	limit(3)
+	if _, err := s.Kill(ctx, "x"); err != nil {
+		t.Errorf("a tag: %v", err)
+	}
+	failing.Store(true)
+	cause := errors.New("enough")
+	cancelCtx, cancel := context.WithCancelCause(ctx)
+	_, err = s.Exec(cancelCtx, provider.Command{Shell: "echo begun; sleep 1000", OnOutput: func(provider.Stream, []byte) {
+		limit(3)
+		cancel(cause)
+	}})
+	if !errors.Is(err, cause) || !errors.Is(err, provider.ErrSessionLost) {
+		t.Errorf("a cancellation where nothing helps: %v", err)
+	}
+	if n := recovered.Load(); n != 4 {
+		t.Errorf("recovered %d times, want 4", n)
 	}
 }
 

@@ -182,9 +182,13 @@ func (p *process) Follow(ctx context.Context, onOutput func(provider.Stream, []b
 }
 
 func (p *process) Signal(ctx context.Context, signal string) error {
-	req := p.request(wire.OpSignal)
+	op, req := "signal process "+p.id, p.request(wire.OpSignal)
 	req.Request.Signal = signal
-	_, err := p.s.do(ctx, "signal process "+p.id, &p.s.main, req, nil)
+	if name := strings.ToUpper(signal); name == "KILL" || name == "SIGKILL" || name == "9" {
+		_, err := p.s.kill(ctx, op, req)
+		return err
+	}
+	_, err := p.s.do(ctx, op, &p.s.main, req, nil)
 	return err
 }
 

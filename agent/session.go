@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/capybara-hq/capyrun/agent/internal/wire"
@@ -30,7 +31,8 @@ type SessionConfig struct {
 	// cannot be reached is not waited for, and the operation fails with the error
 	// and [provider.ErrSessionLost]. Nil: the agent can be reached.
 	Reachable func(ctx context.Context) error
-	// Recover ends everything in the sandbox when the agent does not answer.
+	// Recover ends everything in the sandbox when the agent does not answer or
+	// could not end what it was told to.
 	// Nil: the connection is given up, and what runs may go on.
 	Recover func(ctx context.Context) error
 	// Quiet is called, at most once for each operation, when nothing was heard of
@@ -188,21 +190,32 @@ func (s *Session) fail(ctx context.Context, op string, err error) error {
 	return e
 }
 
-// recover ends everything in the sandbox, once for each connection on which the
-// agent does not answer.
-func (s *Session) recover(ctx context.Context, c *client) {
-	if s.cfg.Recover == nil {
-		return
+// recoverable has everything in the sandbox ended if the agent is not able to end
+// what req is about. Then the pointer is to the client that it was asked by.
+func (s *Session) recoverable(ctx context.Context, req *request) *atomic.Pointer[client] {
+	var recovered atomic.Pointer[client]
+	if s.cfg.Recover != nil {
+		req.unable = func(c *client, why error) {
+			recovered.Store(c)
+			s.recover(ctx, c, why)
+		}
 	}
+	return &recovered
+}
+
+// recover ends everything in the sandbox, once for each connection, and returns
+// when that is done.
+func (s *Session) recover(ctx context.Context, c *client, why error) error {
 	c.recovered.Do(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recoverBound)
 		defer cancel()
-		text := "the agent did not answer, so everything in it was ended; other commands in it ended too"
-		if err := s.cfg.Recover(ctx); err != nil {
-			text = "the agent does not answer, and ending everything in it failed: " + err.Error()
+		text := fmt.Sprintf("%v, so everything in it was ended; other commands in it ended too", why)
+		if c.recoverErr = s.cfg.Recover(ctx); c.recoverErr != nil {
+			text = fmt.Sprintf("%v, and ending everything in it failed: %v", why, c.recoverErr)
 		}
 		event.Warn(ctx, fmt.Sprintf("sandbox %s: %s", s.cfg.Sandbox, text))
 	})
+	return c.recoverErr
 }
 
 const recoverBound = 60 * time.Second

@@ -59,7 +59,9 @@ func (cs *commands) attend(p *command, timeout time.Duration) {
 		case <-p.done:
 		case <-timer.C:
 			timedOut = true
-			cs.killTrees(p) // a process that cannot be killed is awaited below
+			for cs.killTrees(p) != nil && p.alive() {
+				time.Sleep(time.Second) // nobody else is there to end it
+			}
 		}
 		timer.Stop()
 	}
@@ -244,26 +246,29 @@ func (c *call) sendRing(p *command) (cutOut, cutErr bool, err error) {
 
 // signal sends a signal to a background process's group; KILL ends its whole
 // tree, also what a process that has ended left behind.
-func (c *call) signal() error {
+func (c *call) signal() *wire.Response {
 	cs := c.session.server.cmds
 	p, err := cs.find(c.req.ID)
 	if err != nil {
-		return err
+		return failure(err)
 	}
 	sig, err := parseSignal(c.req.Signal)
 	if err != nil {
-		return err
+		return failure(err)
 	}
 	if sig == unix.SIGKILL {
-		return cs.killTrees(p)
+		if err := cs.killTrees(p); err != nil {
+			return unended(err)
+		}
+		return &wire.Response{}
 	}
 	// The lock keeps the process id from being collected and used anew.
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.running[p.pid] != p {
-		return &provider.Error{Kind: provider.ErrGone, Err: fmt.Errorf("process %s has ended", p.id)}
+		return failure(&provider.Error{Kind: provider.ErrGone, Err: fmt.Errorf("process %s has ended", p.id)})
 	}
-	return syscall.Kill(-p.pid, sig)
+	return reply(syscall.Kill(-p.pid, sig))
 }
 
 // parseSignal accepts "TERM", "SIGTERM" and "15".
@@ -328,7 +333,7 @@ func (c *call) kill() *wire.Response {
 	}
 	targets := cs.list(func(c *command) bool { return c.tag != "" && tags[c.tag] })
 	if err := cs.killTrees(targets...); err != nil {
-		return failure(err)
+		return unended(err)
 	}
 	return &wire.Response{Count: len(targets)}
 }
@@ -338,7 +343,7 @@ func (c *call) killAll() *wire.Response {
 	cs := c.session.server.cmds
 	n := len(cs.list(func(*command) bool { return true }))
 	if err := cs.killEverything(); err != nil {
-		return failure(err)
+		return unended(err)
 	}
 	return &wire.Response{Count: n}
 }

@@ -117,7 +117,7 @@ func (c *call) exec(ctx context.Context) *wire.Response {
 	}
 	out.close()
 	if err != nil {
-		return failure(err)
+		return unended(err)
 	}
 	resp := &wire.Response{Result: p.result(cs)}
 	resp.Result.TimedOut = timedOut

@@ -222,7 +222,7 @@ func (c *call) do(ctx context.Context) *wire.Response {
 	case wire.OpFollow:
 		return c.follow(ctx)
 	case wire.OpSignal:
-		return reply(c.signal())
+		return c.signal()
 	case wire.OpInput:
 		return reply(c.feed(ctx))
 	case wire.OpNoInput:
@@ -240,6 +240,13 @@ func (c *call) do(ctx context.Context) *wire.Response {
 }
 
 func failure(err error) *wire.Response { return &wire.Response{Error: wire.EncodeError(err)} }
+
+// unended is the failure to end processes.
+func unended(err error) *wire.Response {
+	resp := failure(fmt.Errorf("end the processes: %w", err))
+	resp.Unended = true
+	return resp
+}
 
 func reply(err error) *wire.Response {
 	if err != nil {

@@ -280,7 +280,7 @@ func (t *tree) orphan(p *process) bool {
 // anything is killed: a process that forks faster than it can be found would
 // otherwise get away.
 func (t *tree) kill(deadline time.Time) error {
-	t.stopGroups()
+	t.signalGroups(syscall.SIGSTOP)
 	for {
 		n, err := t.signal(syscall.SIGSTOP, true)
 		if err != nil {
@@ -293,14 +293,14 @@ func (t *tree) kill(deadline time.Time) error {
 	return untilNone(deadline, func() (int, error) { return t.signal(syscall.SIGKILL, false) })
 }
 
-// stopGroups stops the process groups of the targets: most of a tree, at once,
-// which leaves the processor to the search for the rest.
-func (t *tree) stopGroups() {
+// signalGroups signals the process groups of the targets: most of a tree, at
+// once. To stop them leaves the processor to the search for the rest.
+func (t *tree) signalGroups(sig syscall.Signal) {
 	t.cs.mu.Lock()
 	defer t.cs.mu.Unlock()
 	for c := range t.targets {
 		if t.cs.running[c.pid] == c { // else the number may be another's
-			syscall.Kill(-c.pid, syscall.SIGSTOP)
+			syscall.Kill(-c.pid, sig)
 		}
 	}
 }
@@ -326,7 +326,9 @@ func (cs *commands) killTrees(targets ...*command) error {
 		return nil
 	}
 	deadline := time.Now().Add(killBound)
-	if err := cs.newTree(targets...).kill(deadline); err != nil {
+	t := cs.newTree(targets...)
+	if err := t.kill(deadline); err != nil {
+		t.signalGroups(syscall.SIGKILL) // at least what can be ended unseen
 		return err
 	}
 	for _, c := range targets {

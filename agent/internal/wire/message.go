@@ -94,14 +94,16 @@ type WindowSize struct {
 
 // Response ends an operation.
 type Response struct {
-	Error     *Error          `json:"error,omitempty"`
-	Result    *Result         `json:"result,omitempty"`
-	Process   *Process        `json:"process,omitempty"`
-	Count     int             `json:"count,omitempty"`
-	File      *File           `json:"file,omitempty"`
-	Size      int64           `json:"size,omitempty"`
-	Truncated bool            `json:"truncated,omitempty"`
-	Stats     *provider.Stats `json:"stats,omitempty"`
+	Error     *Error   `json:"error,omitempty"`
+	Result    *Result  `json:"result,omitempty"`
+	Process   *Process `json:"process,omitempty"`
+	Count     int      `json:"count,omitempty"`
+	File      *File    `json:"file,omitempty"`
+	Size      int64    `json:"size,omitempty"`
+	Truncated bool     `json:"truncated,omitempty"`
+	// Unended says that processes live on which the operation had to end.
+	Unended bool            `json:"unended,omitempty"`
+	Stats   *provider.Stats `json:"stats,omitempty"`
 }
 
 // Result is a [provider.Result] without the output, which travels before it.
