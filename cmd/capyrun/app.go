@@ -27,7 +27,7 @@ type program struct {
 }
 
 // rawCommands take somebody else's command line after their first argument.
-var rawCommands = map[string]bool{"exec": true}
+var rawCommands = map[string]bool{"exec": true, "shell": true}
 
 // run carries a command line out and returns the exit code.
 func (p *program) run(ctx context.Context, args []string) int {
@@ -72,6 +72,7 @@ func (p *program) app() *cli.App {
 			p.createCommand(),
 			p.psCommand(),
 			p.execCommand(),
+			p.shellCommand(),
 			p.logsCommand(),
 			p.waitCommand(),
 			p.killCommand(),

@@ -32,6 +32,7 @@ func (p *program) execCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "set a variable, `NAME=VALUE`; may be repeated"},
 			&cli.StringFlag{Name: "cwd", Usage: "working `DIRECTORY` (default: /workspace)"},
 			&cli.StringFlag{Name: "tag", Usage: "`TAG` by which the command can be found and killed"},
+			&cli.BoolFlag{Name: "tty", Aliases: []string{"t"}, Usage: "give the command a terminal; this program's own is passed on to it"},
 			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "leave it running in the background and write its id"},
 		},
 		Action: p.exec,
@@ -50,13 +51,15 @@ func (p *program) exec(c *cli.Context) error {
 	if (len(args) > 0) == c.IsSet("command") {
 		return usagef(c.Command, "give a command, or a line for the shell with -c")
 	}
+	if c.Bool("tty") && c.Bool("detach") {
+		return usagef(c.Command, "--tty and --detach exclude each other: a background process has no terminal")
+	}
 	cmd := provider.Command{
-		Shell:     c.String("command"),
-		Args:      args,
-		Dir:       c.String("cwd"),
-		Tag:       c.String("tag"),
-		Timeout:   c.Duration("timeout"),
-		MaxOutput: 1, // it is streamed, not kept
+		Shell:   c.String("command"),
+		Args:    args,
+		Dir:     c.String("cwd"),
+		Tag:     c.String("tag"),
+		Timeout: c.Duration("timeout"),
 	}
 	var err error
 	if cmd.Env, err = pairs(c, "env"); err != nil {
@@ -66,10 +69,12 @@ func (p *program) exec(c *cli.Context) error {
 		return err
 	}
 	return p.within(name, func(sb provider.Sandbox) error {
-		if !c.Bool("detach") {
+		switch {
+		case c.Bool("tty"):
+			return p.onTerminal(sb, cmd)
+		case !c.Bool("detach"):
 			return p.stream(sb, cmd)
 		}
-		cmd.MaxOutput = 0
 		proc, err := sb.Start(p.ctx, cmd)
 		if err == nil {
 			fmt.Fprintln(p.stdout, proc.ID())
@@ -112,18 +117,29 @@ func (p *program) outputOf(stream provider.Stream) io.Writer {
 
 // stream runs a command with this program's standard streams.
 func (p *program) stream(sb provider.Sandbox, cmd provider.Command) error {
-	ctx, stop := p.untilReaderLeaves()
-	defer stop()
 	if !term.IsTerminal(int(p.stdin.Fd())) {
 		cmd.Stdin = p.stdin
 	}
+	res, err := p.attach(sb, cmd)
+	return p.ended(sb, cmd, res, err)
+}
+
+// attach runs a command whose output comes out of this program.
+func (p *program) attach(sb provider.Sandbox, cmd provider.Command) (*provider.Result, error) {
+	cmd.MaxOutput = 1 // it is streamed, not kept
+	ctx, stop := p.untilReaderLeaves()
+	defer stop()
 	cmd.OnOutput = func(stream provider.Stream, data []byte) {
 		p.outputOf(stream).Write(data)
 		if p.stdout.closed() {
 			stop()
 		}
 	}
-	res, err := sb.Exec(ctx, cmd)
+	return sb.Exec(ctx, cmd)
+}
+
+// ended makes the end of this program of that of a command.
+func (p *program) ended(sb provider.Sandbox, cmd provider.Command, res *provider.Result, err error) error {
 	switch {
 	case errors.Is(err, errReaderLeft):
 		return exitStatus(128 + int(syscall.SIGPIPE))

@@ -118,25 +118,37 @@ def main():
 	}
 }
 
-// terminalRun is "capyrun run" on a pseudo-terminal, but for its stdout.
+// terminalRun is capyrun on a pseudo-terminal.
 type terminalRun struct {
 	t      *testing.T
 	cmd    *exec.Cmd
-	stdout bytes.Buffer
+	ours   *os.File     // the terminal's other end
+	stdout bytes.Buffer // where that is not the terminal too
 	shown  string
 	reads  chan string // closed at the end of the program
 }
 
+// onTerminal begins "capyrun run", with a stdout of its own.
 func onTerminal(t *testing.T, file string) *terminalRun {
+	return beginOnTerminal(t, false, "--image", testenv.Busybox, "run", file)
+}
+
+// beginOnTerminal begins capyrun. With stdout on the terminal too, the terminal
+// is also the one that controls it: signals come from there.
+func beginOnTerminal(t *testing.T, stdout bool, args ...string) *terminalRun {
 	t.Helper()
 	ours, theirs := openTerminal(t)
 	defer theirs.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	r := &terminalRun{t: t, reads: make(chan string)}
-	r.cmd = exec.CommandContext(ctx, testenv.Binary(t), "--image", testenv.Busybox, "run", file)
+	r := &terminalRun{t: t, ours: ours, reads: make(chan string)}
+	r.cmd = exec.CommandContext(ctx, testenv.Binary(t), args...)
 	r.cmd.Env = append(os.Environ(), "TERM=xterm", "NO_COLOR=")
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = theirs, &r.stdout, theirs
+	if stdout {
+		r.cmd.Stdout = theirs
+		r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	}
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/capybara-hq/capyrun/starlib/script"
 )
 
-// sb.exec(cmd, timeout, env, cwd, stdin, tag, max_output, check, on_line) runs a
-// command and returns when it has ended:
+// sb.exec(cmd, timeout, env, cwd, stdin, tag, max_output, check, on_line, tty)
+// runs a command and returns when it has ended:
 //
 //   - cmd: a string is a shell command line, a list is a program and its
 //     arguments, run without a shell
@@ -31,6 +31,8 @@ import (
 //   - check: False returns the result of a failed command instead of failing
 //   - on_line: a function that gets every line of output, of both streams, as
 //     it comes; its failure ends the command
+//   - tty: True gives it a terminal, for programs that behave differently on
+//     one; all output is then in .stdout, with "\r\n" at the ends of lines
 //
 // The result has .exit_code (None if a signal ended the command), .ok, .stdout,
 // .stderr, .signal, .timed_out, .oom, .truncated and .duration.
@@ -41,10 +43,14 @@ func exec(t *script.Thread, th *starlark.Thread, s *Sandbox, args starlark.Tuple
 	var (
 		cmd    = command{timeout: t.ExecTimeout}
 		check  = true
+		tty    bool
 		onLine starlark.Callable
 	)
-	if err := cmd.unpack(args, kwargs, "check?", &check, "on_line??", &onLine); err != nil {
+	if err := cmd.unpack(args, kwargs, "check?", &check, "on_line??", &onLine, "tty?", &tty); err != nil {
 		return nil, err
+	}
+	if tty {
+		cmd.Terminal = &provider.Terminal{}
 	}
 	ctx, span := event.Begin(t.Ctx, event.Event{Kind: event.KindExec, Name: cmd.title(), Sandbox: s.sb.Name()})
 	out := &outputEvents{ctx: ctx, left: cmd.maxOutput()}
