@@ -668,7 +668,7 @@ func TestNoSpace(t *testing.T) {
 	mountTmpfs(t, b.workspace, "size=1m")
 	b.write("file", "old", 0o644)
 	err := s.WriteFile(ctx, "file", bytes.NewReader(make([]byte, 2<<20)), provider.WriteOptions{})
-	if err == nil || !strings.Contains(err.Error(), "no space left in /workspace") {
+	if !errors.Is(err, provider.ErrNoSpace) || !strings.Contains(err.Error(), "no space left in /workspace") {
 		t.Errorf("got %v", err)
 	}
 	if b.read("file") != "old" {

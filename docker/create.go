@@ -7,11 +7,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/api/types/volume"
 	"golang.org/x/sync/errgroup"
 
@@ -157,12 +161,37 @@ func (p *Provider) createVolume(ctx context.Context, pl *plan, o volume.CreateOp
 		if busy(err) { // it exists with another driver or other options
 			return p.taken(pl, "volume "+o.Name, nil)
 		}
-		return p.fail(ctx, "create", pl.spec.Name, err)
+		err = p.fail(ctx, "create", pl.spec.Name, err)
+		if o.Driver != "" {
+			return driverFailed(o, err)
+		}
+		return err
 	}
 	if vol.Labels[provider.LabelInstance] != pl.instance {
 		return p.taken(pl, "volume "+o.Name, vol.Labels)
 	}
 	return canceled(ctx)
+}
+
+// driverFailed tells what a refusal of the configured volume driver means: it is
+// there for the disk limit.
+func driverFailed(o volume.CreateOptions, err error) error {
+	e, ok := errors.AsType[*provider.Error](err)
+	if !ok || e.Kind != provider.ErrRefused {
+		return err
+	}
+	if o.DriverOpts["size"] != "" {
+		e.Kind = provider.ErrLimit
+	}
+	switch msg := e.Err.Error(); {
+	case strings.Contains(msg, "volume plugin"):
+		e.Hint = "volume_driver names a driver that the engine does not have: install it, or configure one of those that `docker info` lists"
+	case strings.Contains(msg, "quota"):
+		e.Hint = "the engine's disk has no project quotas (xfs or ext4 mounted with prjquota): configure a volume_driver that bounds volumes by itself, or set no disk limit"
+	case e.Kind == provider.ErrLimit:
+		e.Hint = fmt.Sprintf("the volume driver %q must take the option size, in bytes: configure another, or set no disk limit", o.Driver)
+	}
+	return e
 }
 
 // taken is the error for a name that something else has.
@@ -184,7 +213,7 @@ func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentIm
 	name := pl.spec.Name
 	resp, err := p.createNamed(mctx, pl, name, config, host)
 	if err != nil {
-		return "", p.fail(ctx, "create", name, err)
+		return "", p.fail(ctx, "create", name, p.explainRuntime(mctx, err))
 	}
 	for _, w := range resp.Warnings {
 		// The engine creates the container all the same and says so here.
@@ -194,6 +223,25 @@ func (p *Provider) createContainer(ctx context.Context, pl *plan, store *agentIm
 		p.warnOnce(ctx, w)
 	}
 	return resp.ID, nil
+}
+
+var unknownRuntime = regexp.MustCompile(`(?i)unknown( or invalid)? runtime`)
+
+// explainRuntime adds to the engine's refusal of a runtime which it has.
+func (p *Provider) explainRuntime(ctx context.Context, err error) error {
+	if !unknownRuntime.MatchString(err.Error()) {
+		return err
+	}
+	reason := "the engine does not know this OCI runtime"
+	if info, err := p.api.Info(ctx); err == nil {
+		reason += "; it has " + runtimes(info)
+	}
+	return &provider.InvalidError{Field: "runtime", Value: p.cfg.Runtime, Reason: reason + ". Others are added to \"runtimes\" in its /etc/docker/daemon.json"}
+}
+
+// runtimes lists the OCI runtimes of an engine.
+func runtimes(info system.Info) string {
+	return strings.Join(slices.Sorted(maps.Keys(info.Runtimes)), ", ")
 }
 
 // createNamed creates a container of a name that may be taken.

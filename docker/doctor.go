@@ -3,7 +3,6 @@ package docker
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -74,12 +73,11 @@ func olderAPI(version string, major, minor int) bool {
 }
 
 func (p *Provider) checkRuntime(info system.Info) Check {
-	known := slices.Sorted(maps.Keys(info.Runtimes))
 	if _, ok := info.Runtimes[p.cfg.Runtime]; !ok {
-		return Check{"runtime", CheckFail, fmt.Sprintf("the engine does not know %q; it has %s", p.cfg.Runtime, strings.Join(known, ", ")),
-			"configure one that it has, or add it to the engine's daemon.json"}
+		return Check{"runtime", CheckFail, fmt.Sprintf("the engine does not know %q; it has %s", p.cfg.Runtime, runtimes(info)),
+			"configure one that it has, or add it to \"runtimes\" in the engine's /etc/docker/daemon.json"}
 	}
-	return Check{Name: "runtime", Status: CheckOK, Detail: p.cfg.Runtime + ", of " + strings.Join(known, ", ")}
+	return Check{Name: "runtime", Status: CheckOK, Detail: p.cfg.Runtime + "; the engine has " + runtimes(info)}
 }
 
 func (p *Provider) checkLimits(info system.Info) Check {

@@ -47,8 +47,7 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 		e.Kind = provider.ErrUnreachable
 		e.Hint = "the engine at " + p.cfg.Endpoint + " did not answer in time"
 	default:
-		e.Kind = provider.ErrRefused
-		e.Hint = refusalHint(err.Error())
+		e.Kind, e.Hint = refusal(err.Error())
 	}
 	return e
 }
@@ -60,20 +59,21 @@ func broken(err error) bool {
 
 var refusals = []struct {
 	pattern *regexp.Regexp
+	kind    provider.Kind
 	hint    string
 }{
-	{regexp.MustCompile(`(?i)unknown( or invalid)? runtime|runtime specified`), "the engine does not know this OCI runtime; `docker info` lists those that it has"},
-	{regexp.MustCompile(`(?i)range of cpus`), "the engine's host has fewer processors"},
-	{regexp.MustCompile(`(?i)no space left`), "the engine's disk is full"},
+	{regexp.MustCompile(`(?i)range of cpus`), provider.ErrRefused, "the engine's host has fewer processors"},
+	{regexp.MustCompile(`(?i)no space left`), provider.ErrNoSpace, "the engine's disk is full"},
 }
 
-func refusalHint(msg string) string {
+// refusal reads what an engine answered.
+func refusal(msg string) (provider.Kind, string) {
 	for _, r := range refusals {
 		if r.pattern.MatchString(msg) {
-			return r.hint
+			return r.kind, r.hint
 		}
 	}
-	return ""
+	return provider.ErrRefused, ""
 }
 
 // trimmed takes the client's own prefix off an error's text: every message

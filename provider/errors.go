@@ -30,6 +30,7 @@ const (
 	ErrSessionLost   Kind = "session lost"          // the connection to the sandbox broke during the operation
 	ErrIsDirectory   Kind = "is a directory"
 	ErrNotDirectory  Kind = "not a directory"
+	ErrNoSpace       Kind = "no space left" // /workspace, /tmp or the engine's disk is full
 	ErrUnsupported   Kind = "not supported" // the other side does not know the operation
 )
 

@@ -117,7 +117,7 @@ type Sandbox interface {
 // also through symbolic links. See [CleanPath] and [CleanWritePath].
 //
 // Failures match [io/fs.ErrNotExist], [io/fs.ErrExist], [io/fs.ErrPermission],
-// [ErrIsDirectory] and [ErrNotDirectory].
+// [ErrIsDirectory], [ErrNotDirectory] and [ErrNoSpace].
 type FileSystem interface {
 	// ReadFile returns up to opts.Max bytes of a file.
 	ReadFile(ctx context.Context, path string, opts ReadOptions) (*FileData, error)

@@ -17,7 +17,17 @@
 # At the end of standard input everything is taken away: so nothing is left
 # either where the test has been killed. containerd outlives the engine, as it
 # does where both are services.
+#
+# All of it sees its own mounts, and DIR/plugins as the directory where an engine
+# looks for plugins: one machine-wide directory would give a test's plugin to every
+# engine, and an engine that has seen a plugin goes on asking it.
 set -uo pipefail
+
+if [ -z "${PRIVATE_ENGINE_MOUNTS-}" ]; then
+	exec env PRIVATE_ENGINE_MOUNTS=1 unshare --mount bash "$0" "$@"
+fi
+mkdir -p "$1/plugins" /run/docker/plugins
+mount --bind "$1/plugins" /run/docker/plugins || exit 1
 
 dir=$1 group=$2
 shift 2

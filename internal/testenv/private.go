@@ -57,6 +57,10 @@ func NewPrivateEngine(t testing.TB, flags ...string) *PrivateEngine {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
+	// Made here, so that tests put plugins into it without being root.
+	if err := os.Mkdir(filepath.Join(dir, "plugins"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	args := append([]string{"env", "PATH=" + path, "bash", script, dir, strconv.Itoa(os.Getgid())}, flags...)
 	if os.Geteuid() != 0 {
 		if exec.Command("sudo", "-n", "true").Run() != nil {
@@ -92,6 +96,28 @@ func NewPrivateEngine(t testing.TB, flags ...string) *PrivateEngine {
 	e.Start(t)
 	e.load(t, Busybox)
 	return e
+}
+
+// Plugins is the directory in which the engine looks for plugins.
+func (e *PrivateEngine) Plugins() string { return filepath.Join(e.dir, "plugins") }
+
+// Dir is a directory on the engine's disk. What is in it at the end is removed.
+func (e *PrivateEngine) Dir() string { return e.dir }
+
+// Run runs a program as root and with the engine's view of the machine's mounts.
+func (e *PrivateEngine) Run(args ...string) error {
+	pid, err := os.ReadFile(filepath.Join(e.dir, "dockerd.pid"))
+	if err != nil {
+		return err
+	}
+	args = append([]string{"nsenter", "--mount", "--target", strings.TrimSpace(string(pid)), "--"}, args...)
+	if os.Geteuid() != 0 {
+		args = append([]string{"sudo", "-n"}, args...)
+	}
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
 }
 
 func onPath(path, program string) bool {

@@ -213,7 +213,7 @@ func (t *target) changed(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(cause, syscall.ENOSPC), errors.Is(cause, syscall.EDQUOT):
-		return fmt.Errorf("no space left in %s: %w", t.place.Name, cause)
+		return fmt.Errorf("%w in %s: %w", provider.ErrNoSpace, t.place.Name, cause)
 	case errors.Is(cause, syscall.EROFS):
 		return fmt.Errorf("%s is read-only: %w", t.place.Name, fs.ErrPermission)
 	}

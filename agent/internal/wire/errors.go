@@ -29,6 +29,7 @@ var kinds = map[string]error{
 	string(provider.ErrNotStarted):   provider.ErrNotStarted,
 	string(provider.ErrIsDirectory):  provider.ErrIsDirectory,
 	string(provider.ErrNotDirectory): provider.ErrNotDirectory,
+	string(provider.ErrNoSpace):      provider.ErrNoSpace,
 	string(provider.ErrUnsupported):  provider.ErrUnsupported,
 	"not found":                      fs.ErrNotExist,
 	"file exists":                    fs.ErrExist,
