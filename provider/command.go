@@ -158,7 +158,8 @@ type Result struct {
 	// TimedOut says that [Command.Timeout] ended the command.
 	TimedOut bool
 	// OutOfMemory says that the command failed and that the kernel killed a
-	// process in the sandbox for want of memory while it ran.
+	// process in the sandbox for want of memory while it ran, which as far as can
+	// be told was one of the command's.
 	OutOfMemory bool
 	// Duration is from the start of the process to its end.
 	Duration time.Duration

@@ -193,7 +193,8 @@ func testLimits(t *testing.T, h Harness) {
 		t.Parallel()
 		sb := create(t, p, provider.Spec{Image: h.Image, Memory: 64 << 20})
 		// awk doubles a string until the kernel ends it.
-		r := exec(t, sb, provider.Command{Shell: `awk 'BEGIN { s = "x"; while (1) s = s s }'`, Timeout: patience})
+		const hungry = `awk 'BEGIN { s = "x"; while (1) s = s s }'`
+		r := exec(t, sb, provider.Command{Shell: hungry, Timeout: patience})
 		if r.OK() || !r.OutOfMemory || r.TimedOut {
 			t.Errorf("got %+v, want out of memory", r)
 		}
@@ -201,6 +202,26 @@ func testLimits(t *testing.T, h Harness) {
 		wantString(t, "afterwards", run(t, sb, "echo alive"), "alive\n")
 		if r := exec(t, sb, provider.Command{Shell: "exit 3"}); r.OutOfMemory {
 			t.Error("a later failure is called out of memory")
+		}
+		// The victim need not be the main process.
+		if r := exec(t, sb, provider.Command{Shell: hungry + ` || exit 1`, Timeout: patience}); r.ExitCode != 1 || !r.OutOfMemory {
+			t.Errorf("a child's end: %+v", r)
+		}
+		// Another command that fails at the same time is not to blame.
+		other := make(chan *provider.Result, 1)
+		go func() {
+			r, err := sb.Exec(t.Context(), provider.Command{Shell: "touch waits; while [ ! -e ended ]; do sleep 0.01; done; exit 1", Timeout: patience})
+			if err != nil {
+				t.Error(err)
+			}
+			other <- r
+		}()
+		run(t, sb, "while [ ! -e waits ]; do sleep 0.01; done")
+		if r := exec(t, sb, provider.Command{Shell: hungry + `; n=$?; touch ended; exit $n`, Timeout: patience}); r.ExitCode != 137 || !r.OutOfMemory {
+			t.Errorf("the one that took the memory: %+v", r)
+		}
+		if r := <-other; r == nil || r.ExitCode != 1 || r.OutOfMemory {
+			t.Errorf("the one that failed beside it: %+v", r)
 		}
 	})
 	t.Run("pids", func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,7 +35,9 @@ type commands struct {
 	spawner   spawner
 	oomScore  *oomScore
 	oomKills  *oomCounter
-	kept      *keptOutput
+	// oomVictims are commands that have lost a process to want of memory.
+	oomVictims oomVictims
+	kept       *keptOutput
 
 	// mu is held while a process is started and entered below, and while
 	// statuses are collected: so a status never reaches another command that
@@ -55,6 +58,7 @@ type command struct {
 	started    time.Time
 	began      uint64 // start time as in proc_pid_stat(5), see bootTicks
 	oomBefore  int64
+	killed     atomic.Bool // this process has begun to kill it
 
 	stdin          *os.File      // write end; nil: none
 	feeding        chan struct{} // a mutex that can be waited for beside a context
@@ -66,6 +70,7 @@ type command struct {
 	done   chan struct{}
 	status syscall.WaitStatus
 	ended  time.Time
+	victim bool // of the kernel, for want of memory
 
 	bg *backgroundState // nil in the foreground
 }
@@ -276,6 +281,7 @@ func (cs *commands) collect() {
 		}
 		if c != nil {
 			c.status, c.ended = status, time.Now()
+			cs.noteVictim(c)
 			close(c.done)
 		}
 	}
@@ -311,7 +317,7 @@ func (c *command) result(cs *commands) *wire.Result {
 		r.ExitCode, r.Signal = -1, signalName(c.status.Signal())
 	}
 	if r.ExitCode != 0 {
-		r.OutOfMemory = cs.oomKills.read() > c.oomBefore
+		r.OutOfMemory = cs.outOfMemory(c)
 	}
 	return r
 }

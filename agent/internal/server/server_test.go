@@ -140,6 +140,36 @@ func TestKeptOutputIsBounded(t *testing.T) {
 	}
 }
 
+func TestOOMVictims(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		victims   []oomSpan
+		span      oomSpan
+		explained bool
+	}{
+		{"nobody else", nil, oomSpan{0, 1}, false},
+		{"another one", []oomSpan{{0, 1}}, oomSpan{0, 1}, true},
+		{"another one, which ran longer", []oomSpan{{0, 3}}, oomSpan{1, 2}, true},
+		{"one that ran before", []oomSpan{{0, 1}}, oomSpan{1, 2}, false},
+		{"one more than the other's", []oomSpan{{0, 1}}, oomSpan{0, 2}, false},
+		{"two others", []oomSpan{{0, 1}, {1, 2}}, oomSpan{0, 2}, true},
+	} {
+		v := &oomVictims{}
+		for range maxVictims {
+			v.add(oomSpan{100, 101})
+		}
+		for _, s := range tt.victims {
+			v.add(s)
+		}
+		if got := v.explain(tt.span); got != tt.explained {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+		if len(v.spans) > maxVictims {
+			t.Errorf("%d are remembered", len(v.spans))
+		}
+	}
+}
+
 func TestParseSignal(t *testing.T) {
 	for s, want := range map[string]int{"TERM": 15, "SIGTERM": 15, "sigkill": 9, "9": 9, "64": 64, "RTMAX": 0, "": 0, "0": 0, "65": 0, "SIG": 0, "-9": 0} {
 		got, err := parseSignal(s)

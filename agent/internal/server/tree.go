@@ -326,6 +326,9 @@ func (cs *commands) killTrees(targets ...*command) error {
 		return nil
 	}
 	deadline := time.Now().Add(killBound)
+	for _, c := range targets {
+		c.killed.Store(true)
+	}
 	t := cs.newTree(targets...)
 	if err := t.kill(deadline); err != nil {
 		t.signalGroups(syscall.SIGKILL) // at least what can be ended unseen
@@ -344,6 +347,9 @@ func (cs *commands) killTrees(targets ...*command) error {
 // killEverything ends every process of the sandbox but this one.
 func (cs *commands) killEverything() error {
 	deadline := time.Now().Add(killBound)
+	for _, c := range cs.list(func(*command) bool { return true }) {
+		c.killed.Store(true)
+	}
 	if os.Getpid() != 1 {
 		// Only the first process of a namespace may ask the kernel for all: on a
 		// machine, that would be the machine.
