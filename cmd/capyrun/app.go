@@ -74,6 +74,7 @@ func (p *program) app() *cli.App {
 			p.execCommand(),
 			p.shellCommand(),
 			p.logsCommand(),
+			p.sendCommand(),
 			p.waitCommand(),
 			p.killCommand(),
 			p.cpCommand(),

@@ -77,7 +77,7 @@ func (p *program) portForward(c *cli.Context) error {
 			address := net.JoinHostPort("127.0.0.1", strconv.Itoa(pair.host))
 			f, err := ports.Listen(sb, pair.inside, address, func(err error) {
 				if errors.Is(err, provider.ErrGone) {
-					cancel(nameGone(args[0], err))
+					cancel(&goneError{args[0], err})
 					return
 				}
 				fmt.Fprintf(p.stderr, "capyrun: %v\n", report.Clean(err.Error()))
@@ -92,7 +92,7 @@ func (p *program) portForward(c *cli.Context) error {
 			select {
 			case <-time.After(lookInterval):
 				if _, err := sb.Info(ctx); errors.Is(err, provider.ErrGone) {
-					cancel(nameGone(args[0], err))
+					cancel(&goneError{args[0], err})
 				}
 			case <-ctx.Done():
 				return asked(ctx)

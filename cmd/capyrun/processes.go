@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strings"
 	"time"
@@ -170,6 +171,50 @@ func (p *program) processOf(c *cli.Context, sb provider.Sandbox, args []string) 
 		return sb.Process(p.ctx, ids[0])
 	}
 	return nil, usagef(c.Command, "say which process: %s", strings.Join(shown, ", "))
+}
+
+func (p *program) sendCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "send",
+		Usage: "send standard input to a background process",
+		Description: "PROCESS is its id or tag. Returns when the process has been given all of it; its input stays open\n" +
+			"for more, unless --close ends it.\n\n" +
+			"Example: echo reload | capyrun send cap-2f3k9s server",
+		ArgsUsage: "NAME PROCESS",
+		Flags:     []cli.Flag{&cli.BoolFlag{Name: "close", Usage: "end the process's input then"}},
+		Action: func(c *cli.Context) error {
+			args, err := p.args(c, 2, 2, "a sandbox and a process")
+			if err != nil {
+				return err
+			}
+			return p.within(args[0], func(sb provider.Sandbox) error {
+				proc, err := sb.Process(p.ctx, args[1])
+				if err != nil {
+					return err
+				}
+				if _, err := io.Copy(input{p.ctx, proc}, struct{ io.Reader }{p.stdin}); err != nil {
+					return err
+				}
+				if c.Bool("close") {
+					return proc.CloseStdin(p.ctx)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// input is that of a process.
+type input struct {
+	ctx  context.Context
+	proc provider.Process
+}
+
+func (i input) Write(b []byte) (int, error) {
+	if err := i.proc.Write(i.ctx, b); err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }
 
 func (p *program) waitCommand() *cli.Command {

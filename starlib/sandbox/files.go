@@ -39,14 +39,15 @@ func write(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple
 	})
 }
 
-// sb.read(path, max_bytes) returns a file as a string. Without max_bytes a file
-// of more than 16 MiB is an error; with it, at most that much is returned.
+// sb.read(path, max_bytes, offset) returns a file as a string, from offset bytes
+// on. Without max_bytes more than 16 MiB are an error; with it, at most that much
+// is returned.
 func read(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	data, err := readFile(t, s, args, kwargs)
 	return starlark.String(data), err
 }
 
-// sb.read_bytes(path, max_bytes) is sb.read that returns bytes.
+// sb.read_bytes(path, max_bytes, offset) is sb.read that returns bytes.
 func readBytes(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	data, err := readFile(t, s, args, kwargs)
 	return starlark.Bytes(data), err
@@ -55,17 +56,21 @@ func readBytes(t *script.Thread, _ *starlark.Thread, s *Sandbox, args starlark.T
 func readFile(t *script.Thread, s *Sandbox, args starlark.Tuple, kwargs []starlark.Tuple) ([]byte, error) {
 	var path string
 	var max script.Size
-	if err := script.Unpack(args, kwargs, "path", &path, "max_bytes??", &max); err != nil {
+	var offset int64
+	if err := script.Unpack(args, kwargs, "path", &path, "max_bytes??", &max, "offset??", &offset); err != nil {
 		return nil, err
 	}
 	var file *provider.FileData
 	err := s.span(t, event.KindFile, "read "+path, func(ctx context.Context) (err error) {
-		file, err = s.sb.ReadFile(ctx, path, provider.ReadOptions{Max: int64(max)})
+		file, err = s.sb.ReadFile(ctx, path, provider.ReadOptions{Max: int64(max), Offset: offset})
 		return err
 	})
 	switch {
 	case err != nil:
 		return nil, err
+	case file.Truncated && max == 0 && file.Size-offset <= provider.DefaultMaxRead:
+		// A device, a pipe or a file of /proc: the size says nothing.
+		return nil, fmt.Errorf("%s goes on after %d bytes; max_bytes says how much to read of it", path, provider.DefaultMaxRead)
 	case file.Truncated && max == 0:
 		return nil, fmt.Errorf("%s is %d bytes, more than the %d that are read without max_bytes", path, file.Size, provider.DefaultMaxRead)
 	}

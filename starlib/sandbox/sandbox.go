@@ -131,7 +131,8 @@ func open(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []st
 }
 
 // list() returns a description of every sandbox on the engine, by name:
-// .name, .image, .status, .egress, .created, .keep, .owner_alive, .labels.
+// .name, .image, .status, .egress, .allow_hosts, .created, .expires (None
+// without a ttl), .keep, .owner_alive, .labels.
 func list(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []starlark.Tuple) (starlark.Value, error) {
 	if err := script.Unpack(args, kwargs); err != nil {
 		return nil, err
@@ -150,11 +151,21 @@ func list(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs []st
 		if err != nil {
 			return nil, err
 		}
+		hosts, err := script.FromGo(info.AllowHosts)
+		if err != nil {
+			return nil, err
+		}
+		var expires starlark.Value = starlark.None
+		if !info.Expires.IsZero() {
+			expires = startime.Time(info.Expires)
+		}
 		out[i] = script.NewRecord("sandbox.info", starlark.StringDict{
 			"name":        starlark.String(info.Name),
 			"image":       starlark.String(info.Image),
 			"status":      starlark.String(info.State),
 			"egress":      starlark.String(info.Egress),
+			"allow_hosts": hosts,
+			"expires":     expires,
 			"created":     startime.Time(info.Created),
 			"keep":        starlark.Bool(info.Keep),
 			"owner_alive": starlark.Bool(info.OwnerAlive),
