@@ -5,9 +5,11 @@ package agent_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -200,6 +202,21 @@ func TestExecLargeInput(t *testing.T) {
 	want := mustExec(t, s, provider.Command{Shell: fmt.Sprintf("yes 0123456789abcde | head -c %d | cksum", size)})
 	if string(r.Stdout) != string(want.Stdout) {
 		t.Errorf("cksum %q, want %q", r.Stdout, want.Stdout)
+	}
+}
+
+// TestExecThereAndBack: what goes through a command comes back byte for byte.
+func TestExecThereAndBack(t *testing.T) {
+	_, s := newSession(t)
+	const size = 100 << 20
+	sent, got := sha256.New(), sha256.New()
+	input := io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{}), size), sent)
+	r := mustExec(t, s, provider.Command{
+		Args: []string{"cat"}, Stdin: input, MaxOutput: 1,
+		OnOutput: func(_ provider.Stream, data []byte) { got.Write(data) },
+	})
+	if !r.OK() || !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+		t.Errorf("something else came back: %+v", r)
 	}
 }
 

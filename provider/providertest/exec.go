@@ -334,6 +334,32 @@ func testEnd(t *testing.T, h Harness) {
 		wantString(t, "output", r.Stdout, "late\n")
 	})
 
+	t.Run("orphans by the thousand", func(t *testing.T) {
+		// Each ends after its parent, so that the first process has to collect it,
+		// while the status of other commands comes in.
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				r, err := sb.Exec(ctx, provider.Command{Shell: "i=0; while [ $i -lt 300 ]; do (: & exit 9) ; i=$((i+1)); done; exit 200", Timeout: patience})
+				if err != nil || r.ExitCode != 200 {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+			wg.Go(func() {
+				for i := range 25 {
+					r, err := sb.Exec(ctx, provider.Command{Shell: fmt.Sprintf("exit %d", i), Timeout: patience})
+					if err != nil || r.ExitCode != i {
+						t.Errorf("command %d: %+v, %v", i, r, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		wait(t, "no zombie", func() bool {
+			return run(t, sb, "cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | grep -c ^Z || true") == "0\n"
+		})
+	})
+
 	i := 50000
 	for name, line := range trees {
 		i++
