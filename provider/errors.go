@@ -64,7 +64,7 @@ func KindOf(err error) string {
 // Error is a failed operation. Its message says what was being done to which
 // sandbox, why it failed and, where Hint is set, what to do about it.
 type Error struct {
-	Op      string // what was being done: "create", "exec", "read /etc/x"
+	Op      string // what was being done: "create", "exec", "read /etc/x"; shortened in the message
 	Sandbox string // its name; empty where none is concerned
 	Kind    Kind   // empty: that of Err
 	Err     error  // the cause; may be nil
@@ -72,14 +72,15 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	op := shortOp(e.Op)
 	var parts []string
 	switch {
 	case e.Op != "" && e.Sandbox != "":
-		parts = append(parts, fmt.Sprintf("sandbox %s: %s", e.Sandbox, e.Op))
+		parts = append(parts, fmt.Sprintf("sandbox %s: %s", e.Sandbox, op))
 	case e.Sandbox != "":
 		parts = append(parts, "sandbox "+e.Sandbox)
 	case e.Op != "":
-		parts = append(parts, e.Op)
+		parts = append(parts, op)
 	}
 	if e.Kind != "" && (e.Err == nil || !errors.Is(e.Err, e.Kind)) {
 		parts = append(parts, string(e.Kind))
@@ -92,6 +93,15 @@ func (e *Error) Error() string {
 		msg += " (" + e.Hint + ")"
 	}
 	return msg
+}
+
+// shortOp cuts what is between the ends of an operation that names a long path.
+func shortOp(op string) string {
+	const begin, end = 100, 80
+	if r := []rune(op); len(r) > begin+end {
+		return string(r[:begin]) + "..." + string(r[len(r)-end:])
+	}
+	return op
 }
 
 // Unwrap makes both the kind and the cause match.

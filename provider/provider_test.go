@@ -175,3 +175,12 @@ func TestGeneratedNames(t *testing.T) {
 		seen[name] = true
 	}
 }
+
+// TestLongOperation: a path of thousands of bytes does not fill the screen, and
+// its ends are still seen.
+func TestLongOperation(t *testing.T) {
+	err := &provider.Error{Op: "read /begin/" + strings.Repeat("x", 4000) + "/end", Sandbox: "box", Err: os.ErrNotExist}
+	if msg := err.Error(); len(msg) > 300 || !strings.Contains(msg, "read /begin/x") || !strings.Contains(msg, "x/end: file does not exist") {
+		t.Error(msg)
+	}
+}

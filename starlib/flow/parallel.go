@@ -50,7 +50,7 @@ func mapItems(t *script.Thread, _ *starlark.Thread, args starlark.Tuple, kwargs 
 	}
 	var branches []branch
 	for v := range starlark.Elements(items) {
-		branches = append(branches, branch{name: script.Short(v), fn: fn, args: starlark.Tuple{v}})
+		branches = append(branches, branch{name: script.Title(v), fn: fn, args: starlark.Tuple{v}})
 	}
 	return run(t, branches, int(limit))
 }

@@ -272,7 +272,8 @@ func runeCut(b []byte) int {
 }
 
 // outputEvents turns a command's output into events of whole lines, as far as
-// the result keeps it: what a command prints without end would fill the logs.
+// the result keeps it: what a command prints without end would fill the logs. A
+// carriage return ends a line as well, so that progress bars show as they go.
 type outputEvents struct {
 	ctx     context.Context
 	left    int64
@@ -284,7 +285,7 @@ func (o *outputEvents) add(stream provider.Stream, data []byte) {
 		data = data[:o.left]
 	}
 	o.left -= int64(len(data))
-	end := bytes.LastIndexByte(data, '\n') + 1
+	end := bytes.LastIndexAny(data, "\r\n") + 1
 	if end == 0 && len(o.partial[stream])+len(data) < maxLine {
 		o.partial[stream] = append(o.partial[stream], data...)
 		return

@@ -100,6 +100,19 @@ func FuzzOutputEvents(f *testing.F) {
 	})
 }
 
+// TestProgressBarsShow: what a command draws over and over is seen as it goes.
+func TestProgressBarsShow(t *testing.T) {
+	var seen []string
+	ctx := event.NewContext(t.Context(), event.Func(func(e event.Event) { seen = append(seen, e.Text) }))
+	out := &outputEvents{ctx: ctx, left: 1 << 10}
+	for _, chunk := range []string{"10%\r", "20%\r30%", "\r", "done\r\n"} {
+		out.add(provider.Stdout, []byte(chunk))
+	}
+	if d := cmp.Diff([]string{"10%\r", "20%\r", "30%\r", "done\r\n"}, seen); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestTail(t *testing.T) {
 	if got := tail([]byte("a\nb\nc\n"), 2); cmp.Diff([]string{"... 1 more lines", "b", "c"}, got) != "" {
 		t.Errorf("%q", got)

@@ -281,3 +281,18 @@ makers = [make]
 }
 
 var dialect = syntax.FileOptions{While: true, TopLevelControl: true, GlobalReassign: true}
+
+func TestTitle(t *testing.T) {
+	for src, want := range map[string]string{
+		`"x"`: `"x"`, `1`: "1", `("a", 1)`: `("a", 1)`, `["a"]`: `["a"]`, `{"os": "debian", "n": 1}`: `{"os": "debian", "n": 1}`,
+		`(1, [2, 3])`: "(1, a list of 2)", `(1, 2, 3, 4, 5)`: "a tuple of 5", `[]`: "a list of 0", `range(9)`: "a range of 9",
+	} {
+		v, err := starlark.EvalOptions(&syntax.FileOptions{}, &starlark.Thread{}, "", src, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Title(v); got != want {
+			t.Errorf("%s: %q, want %q", src, got, want)
+		}
+	}
+}

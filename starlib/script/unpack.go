@@ -345,6 +345,38 @@ func Short(v starlark.Value) string {
 	return cut(v.String())
 }
 
+// Title writes a value for people who know it: as [Short] does, but for a short
+// tuple, list or dict with its elements.
+func Title(v starlark.Value) string {
+	const most = 4
+	var parts []string
+	open, end := "(", ")"
+	switch v := v.(type) {
+	case *starlark.Dict:
+		if v.Len() <= most {
+			for key, val := range v.Entries() {
+				parts = append(parts, Short(key)+": "+Short(val))
+			}
+		}
+		open, end = "{", "}"
+	case starlark.Indexable: // string, bytes, list, tuple, range
+		if _, isList := v.(*starlark.List); isList {
+			open, end = "[", "]"
+		} else if _, isTuple := v.(starlark.Tuple); !isTuple {
+			break
+		}
+		if v.Len() <= most {
+			for i := range v.Len() {
+				parts = append(parts, Short(v.Index(i)))
+			}
+		}
+	}
+	if parts == nil {
+		return Short(v)
+	}
+	return open + strings.Join(parts, ", ") + end
+}
+
 func cut(s string) string {
 	const most = 40
 	if len(s) <= most {
