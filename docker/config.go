@@ -33,7 +33,7 @@ const (
 type Config struct {
 	// Endpoint is the engine's address: unix:///path or tcp://host:port, an IPv6
 	// host in brackets. Empty: DOCKER_HOST, else [DefaultEndpoint]. TLS is taken
-	// from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH.
+	// from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH. Docker contexts are not used.
 	Endpoint string
 	// Runtime is the OCI runtime as the engine knows it: "runc", "runsc" for
 	// gVisor. Empty: [DefaultRuntime].

@@ -37,12 +37,20 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 	}
 	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
 	switch {
+	case securityFailed.MatchString(err.Error()):
+		e.Kind = provider.ErrUnreachable
+		e.Hint = securityHint
 	case errors.Is(err, errSilent):
 		e.Kind, e.Err = provider.ErrUnreachable, errSilent
 		e.Hint = "the engine at " + p.cfg.Endpoint + " takes connections and says nothing: it hangs, or its machine does"
 	case client.IsErrConnectionFailed(err), broken(err):
 		e.Kind = provider.ErrUnreachable
 		e.Hint = "is the engine at " + p.cfg.Endpoint + " running, and may this user connect? `capyrun doctor` tells more"
+		if strings.HasPrefix(p.cfg.Endpoint, "tcp:") {
+			e.Hint = "does an engine listen at " + p.cfg.Endpoint + ", and does it want TLS (DOCKER_TLS_VERIFY=1, DOCKER_CERT_PATH)? `capyrun doctor` tells more"
+		} else if unused := unusedContext(p.cfg.Endpoint); unused != "" {
+			e.Hint = "the docker command uses its context " + unused + ", capyrun does not: set DOCKER_HOST or the endpoint to that context's"
+		}
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Kind = provider.ErrUnreachable
 		e.Hint = "the engine at " + p.cfg.Endpoint + " did not answer in time"

@@ -11,6 +11,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -52,12 +53,15 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 		return nil, err
 	}
 	api, err := client.NewClientWithOpts(
-		client.WithTLSClientConfigFromEnv(),
+		transportSecurity(cfg.Endpoint),
 		client.WithVersionFromEnv(),
 		client.WithHost(cfg.Endpoint),
 		client.WithAPIVersionNegotiation(),
 	)
 	if err != nil {
+		if errors.Is(err, provider.ErrInvalid) {
+			return nil, err
+		}
 		return nil, &provider.InvalidError{Field: "endpoint", Value: cfg.Endpoint, Reason: err.Error()}
 	}
 	p := &Provider{

@@ -69,18 +69,26 @@ func findAuth(ctx context.Context, key string) (types.AuthConfig, error) {
 }
 
 // dockerConfig reads the Docker configuration; a missing file is an empty one.
-// The library's own search for the directory is done once in a process, and a
-// program that embeds this one may change DOCKER_CONFIG.
 func dockerConfig() (*configfile.ConfigFile, error) {
-	dir := os.Getenv(config.EnvOverrideConfigDir)
-	if dir == "" {
-		home, err := os.UserHomeDir()
-		if err != nil { // a service without HOME has no configuration
-			return configfile.New(""), nil
-		}
-		dir = filepath.Join(home, ".docker")
+	dir := dockerConfigDir()
+	if dir == "" { // which the library would take for its own default
+		return configfile.New(""), nil
 	}
 	return config.Load(dir)
+}
+
+// dockerConfigDir is the directory of the Docker configuration, empty for a
+// user without a home. The library's own search for it is done once in a
+// process, and a program that embeds this one may change DOCKER_CONFIG.
+func dockerConfigDir() string {
+	if dir := os.Getenv(config.EnvOverrideConfigDir); dir != "" {
+		return dir
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".docker")
 }
 
 // credentialHelper returns the program that keeps a registry's credentials,
