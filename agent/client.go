@@ -129,16 +129,25 @@ func (c *client) alive() bool {
 	}
 }
 
+// ended reports whether the client is dead, where a stream has failed: that comes
+// a moment before its cause is noted.
+func (c *client) ended() bool {
+	select {
+	case <-c.dead:
+	case <-c.mux.CloseChan():
+		<-c.dead
+	default:
+		return false
+	}
+	return true
+}
+
 // broken returns why the client is dead, where an operation has seen err.
 func (c *client) broken(err error) error {
 	if errors.Is(err, wire.ErrGarbled) {
 		c.fail(err)
 	}
-	select {
-	case <-c.dead:
-	case <-c.mux.CloseChan():
-		<-c.dead // its cause is being noted
-	default:
+	if !c.ended() {
 		// The agent has closed a stream in the middle of an operation, which it
 		// does for no reason.
 		c.fail(fmt.Errorf("%w: an operation's stream ended: %w", wire.ErrGarbled, err))
@@ -310,7 +319,7 @@ func (o *operation) sendPart(input io.Reader) error {
 // pump sends the input. It ends when the stream is closed, and where the
 // input's Read waits for ever, so does it.
 func (o *operation) pump(input io.Reader) {
-	buf := make([]byte, 32<<10)
+	buf := make([]byte, wire.MaxData)
 	for {
 		n, err := input.Read(buf)
 		if !o.send(func(w *wire.Writer) {

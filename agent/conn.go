@@ -110,12 +110,7 @@ func (c *conn) failed(err error) error {
 	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 		return os.ErrDeadlineExceeded
 	}
-	select {
-	case <-c.o.c.dead:
-		return c.s.fail(context.Background(), c.op, &lostError{c.o.c, err})
-	default:
-	}
-	if errors.Is(err, wire.ErrGarbled) {
+	if c.o.c.ended() || errors.Is(err, wire.ErrGarbled) {
 		return c.s.fail(context.Background(), c.op, c.o.lost(err))
 	}
 	return fmt.Errorf("%s: the connection broke: %w", c.op, err)

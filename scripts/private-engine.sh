@@ -72,6 +72,12 @@ end() { # SIGNAL
 	engine=''
 }
 
+hang() {
+	kill -STOP "$engine"
+	# Its threads go on for a moment.
+	while [ -n "$(grep -Ls '^State:.T' "/proc/$engine/task"/*/status)" ]; do sleep 0.01; done
+}
+
 clean() {
 	local id pid mounted
 	# Orderly, so that the engine unmounts what it has mounted.
@@ -112,7 +118,7 @@ while read -r command; do
 	start) start ;;
 	term) end TERM ;;
 	kill) end KILL ;;
-	hang) kill -STOP "$engine" ;;
+	hang) hang ;;
 	cont) kill -CONT "$engine" ;;
 	alive) alive "$engine" ;;
 	*) false ;;
