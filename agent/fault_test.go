@@ -297,12 +297,12 @@ func TestKillThatFails(t *testing.T) {
 	if text, _ := warning.Load().(string); !strings.Contains(text, "too many open files") || !strings.Contains(text, "other commands in it ended too") {
 		t.Errorf("warning %q", text)
 	}
-	p := mustStart(t, s, provider.Command{Shell: "exec sleep 1000", Tag: "x"})
+	p := mustStart(t, s, provider.Command{Shell: "exec sleep 1000"})
 	limit(3)
 	if err := p.Signal(ctx, "KILL"); err != nil {
 		t.Errorf("a signal: %v", err)
 	}
-	p = mustStart(t, s, provider.Command{Shell: "exec sleep 1000", Tag: "x"})
+	mustStart(t, s, provider.Command{Shell: "exec sleep 1000", Tag: "x"})
 	limit(3)
 	if _, err := s.Kill(ctx, "x"); err != nil {
 		t.Errorf("a tag: %v", err)
