@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bufio"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -25,12 +26,15 @@ const maxStderr = 4 << 10
 // Reading is for one goroutine at a time, writing for another.
 type stream struct {
 	conn   types.HijackedResponse
-	left   int // bytes left of the present frame of standard output
+	in     *bufio.Reader // of conn; larger than its own, since a frame may have 32 KiB
+	left   int           // bytes left of the present frame of standard output
 	mu     sync.Mutex
 	stderr []byte
 }
 
-func newStream(conn types.HijackedResponse) *stream { return &stream{conn: conn} }
+func newStream(conn types.HijackedResponse) *stream {
+	return &stream{conn: conn, in: bufio.NewReaderSize(conn.Reader, 64<<10)}
+}
 
 // Read reads standard output. An end within a frame is io.ErrUnexpectedEOF.
 func (s *stream) Read(p []byte) (int, error) {
@@ -39,7 +43,7 @@ func (s *stream) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n, err := s.conn.Reader.Read(p[:min(len(p), s.left)])
+	n, err := s.in.Read(p[:min(len(p), s.left)])
 	s.left -= n
 	if err == io.EOF && s.left > 0 {
 		err = io.ErrUnexpectedEOF
@@ -50,7 +54,7 @@ func (s *stream) Read(p []byte) (int, error) {
 // nextFrame reads a header; the payload of a standard error frame is kept aside.
 func (s *stream) nextFrame() error {
 	var header [8]byte
-	if _, err := io.ReadFull(s.conn.Reader, header[:]); err != nil {
+	if _, err := io.ReadFull(s.in, header[:]); err != nil {
 		return err
 	}
 	size := binary.BigEndian.Uint32(header[4:])
@@ -62,7 +66,7 @@ func (s *stream) nextFrame() error {
 		s.left = int(size)
 		return nil
 	case 2, 3:
-		payload := io.LimitReader(s.conn.Reader, int64(size))
+		payload := io.LimitReader(s.in, int64(size))
 		kept, err := io.ReadAll(io.LimitReader(payload, maxStderr))
 		if err == nil {
 			_, err = io.Copy(io.Discard, payload)

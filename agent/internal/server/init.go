@@ -172,10 +172,17 @@ func takeStdio() (io.ReadWriteCloser, error) {
 			return nil, err
 		}
 		unix.SetNonblock(n, true) // what cannot be polled stays blocking
+		// The engine reads and writes small pieces, and with little room in
+		// between each of them would wake this process. What is no pipe, or a user
+		// with too many of them, does without.
+		unix.FcntlInt(uintptr(n), unix.F_SETPIPE_SZ, pipeSize)
 		moved[fd] = os.NewFile(uintptr(n), "stdio")
 	}
 	return &stdio{in: moved[0], out: moved[1]}, nil
 }
+
+// pipeSize is the most that Linux allows everybody by default.
+const pipeSize = 1 << 20
 
 // stdio makes one stream of standard input and output.
 type stdio struct {

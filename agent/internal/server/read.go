@@ -30,6 +30,10 @@ func (c *call) readable() (string, error) {
 	return c.session.server.files.host(clean), nil
 }
 
+// bulk is how much of a file travels in one write. Each write wakes up several
+// processes on the way through an engine.
+const bulk = 128 << 10
+
 // dataWriter sends what is written to it as data frames.
 type dataWriter struct {
 	ctx context.Context
@@ -41,7 +45,7 @@ func (w dataWriter) Write(p []byte) (int, error) {
 		return 0, cause
 	}
 	w.out.Raw(wire.TypeData, p)
-	if w.out.Buffered() > bufferOutput {
+	if w.out.Buffered() >= bulk {
 		return len(p), w.out.Flush()
 	}
 	return len(p), nil

@@ -198,15 +198,14 @@ func (w *Writer) Buffered() int { return len(w.buf) }
 // keepBuffer bounds what an idle Writer holds on to.
 const keepBuffer = 4 << 10
 
-// Flush writes what was added.
+// Flush writes what was added. The buffer is kept for what follows, until
+// [Writer.Shrink].
 func (w *Writer) Flush() error {
 	if len(w.buf) == 0 {
 		return nil
 	}
 	_, err := w.w.Write(w.buf)
-	if w.buf = w.buf[:0]; cap(w.buf) > MaxData+keepBuffer {
-		w.buf = nil
-	}
+	w.buf = w.buf[:0]
 	return err
 }
 

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bufio"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -12,7 +13,10 @@ import (
 )
 
 // Window is how many bytes a peer may send on one stream before they are read.
-const Window = 256 << 10
+// The way through an engine is long, and where processors are busy each process
+// on it takes its time to wake up: a transfer at full speed needs this much
+// under way.
+const Window = 512 << 10
 
 // MaxStreams bounds the streams that a client opens at once, and so what a
 // server holds for one session.
@@ -21,6 +25,9 @@ const MaxStreams = 4096
 // maxFrame is the longest yamux data frame. A correct peer cannot send more
 // than a window at once.
 const maxFrame = Window
+
+// keepOut bounds what an idle session holds on to for writing.
+const keepOut = 160 << 10
 
 // NewMux multiplexes conn. Nothing is sent at rest: there is no keepalive, since
 // a paused sandbox must not lose its session. Closing the session closes conn.
@@ -40,14 +47,18 @@ func NewMux(conn io.ReadWriteCloser, client bool) (*yamux.Session, error) {
 		StreamCloseTimeout: time.Minute,
 		Logger:             log.New(io.Discard, "", 0),
 	}
-	g := &guard{ReadWriteCloser: conn, client: client}
+	g := newGuard(conn, client)
 	if client {
 		return yamux.Client(g, cfg)
 	}
 	return yamux.Server(g, cfg)
 }
 
-const muxHeader = 12
+const (
+	muxHeader = 12
+	// readAhead is how much is read from the connection at once.
+	readAhead = 64 << 10
+)
 
 const (
 	muxData         = 0
@@ -68,7 +79,8 @@ type guard struct {
 	io.ReadWriteCloser
 	client bool
 
-	// Reading, by one goroutine.
+	// Reading, by one goroutine. yamux reads in small pieces.
+	in     *bufio.Reader
 	header [muxHeader]byte
 	have   int    // bytes of header
 	body   uint32 // bytes of the current frame's payload still to come
@@ -91,8 +103,12 @@ const (
 	creditSpare     = 256
 )
 
+func newGuard(conn io.ReadWriteCloser, client bool) *guard {
+	return &guard{ReadWriteCloser: conn, in: bufio.NewReaderSize(conn, readAhead), client: client}
+}
+
 func (g *guard) Read(p []byte) (int, error) {
-	n, err := g.ReadWriteCloser.Read(p)
+	n, err := g.in.Read(p)
 	if bad := g.check(p[:n]); bad != nil {
 		return 0, bad
 	}
@@ -199,10 +215,11 @@ func (g *guard) Write(p []byte) (int, error) {
 	case typ == muxData && length > 0:
 		g.wantBody = true
 		return len(p), nil
-	case flags&(flagSYN|flagACK) != 0 && flags&(flagFIN|flagRST) == 0:
-		// The opening of a stream is followed by its request, and the answer to
-		// it by the operation's answer. Holding either back delays nothing: no
-		// side waits for it, and any later frame takes it along.
+	case g.client && flags&flagSYN != 0 && flags&(flagFIN|flagRST) == 0:
+		// The opening of a stream is followed by its request. Holding it back
+		// delays nothing, since nobody waits for it. The answer to it is another
+		// thing: it tells the client that it may send more than yamux's first
+		// 256 KiB.
 		return len(p), nil
 	}
 	return len(p), g.flush()
@@ -210,7 +227,7 @@ func (g *guard) Write(p []byte) (int, error) {
 
 func (g *guard) flush() error {
 	_, err := g.ReadWriteCloser.Write(g.out)
-	if g.out = g.out[:0]; cap(g.out) > MaxData*2 {
+	if g.out = g.out[:0]; cap(g.out) > keepOut {
 		g.out = nil // an idle session holds no large buffer
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/capybara-hq/capyrun/provider"
@@ -234,7 +235,7 @@ func TestGuard(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, r := range []io.Reader{strings.NewReader(tt.in), iotest.OneByteReader(strings.NewReader(tt.in))} {
-				g := &guard{ReadWriteCloser: fake{r, io.Discard}, client: tt.client}
+				g := newGuard(fake{r, io.Discard}, tt.client)
 				io.WriteString(g, tt.sent)
 				got, err := io.ReadAll(g)
 				if tt.want == "" && (err != nil || string(got) != tt.in) {
@@ -356,4 +357,29 @@ func FuzzMux(f *testing.F) {
 		}
 		m.Close()
 	})
+}
+
+// TestWindowIsGranted proves that a client may send a whole window before the
+// server says anything of its own.
+func TestWindowIsGranted(t *testing.T) {
+	a, b := net.Pipe()
+	server, err := NewMux(b, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := NewMux(a, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	st, err := client.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.AcceptStream()
+	st.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	if n, err := st.Write(make([]byte, Window)); err != nil {
+		t.Fatalf("%d bytes written of a window of %d: %v", n, Window, err)
+	}
 }
