@@ -37,6 +37,11 @@ type Config struct {
 	Endpoint string
 	// Runtime is the OCI runtime as the engine knows it: "runc", "runsc" for
 	// gVisor. Empty: [DefaultRuntime].
+	//
+	// What the kernel reports may be missing under another runtime. Release
+	// 20221219 of gVisor creates sandboxes and runs and ends commands, but counts
+	// nothing for [provider.Sandbox.Stats], and refuses a second session, so that
+	// a suspended sandbox cannot be used again, nor one by two runners.
 	Runtime string
 	// Network is the prefix of the shared networks; it must match
 	// ^cap[a-zA-Z0-9_.-]*$. Empty: [DefaultNetwork].

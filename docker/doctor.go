@@ -3,6 +3,8 @@ package docker
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -43,6 +45,7 @@ func (p *Provider) Doctor(ctx context.Context) []Check {
 		p.checkVolumes(info),
 		p.checkAgent(),
 		p.checkDefaultImage(ctx),
+		checkRegistryConfig(),
 		p.checkAbandoned(ctx),
 	}
 	for _, c := range checks {
@@ -131,6 +134,35 @@ func (p *Provider) checkDefaultImage(ctx context.Context) Check {
 		return Check{"image", CheckFail, p.cfg.Image + " is not on the engine, and pull is \"never\"", "load it, or configure another image"}
 	}
 	return Check{"image", CheckWarn, p.cfg.Image + " is not on the engine; it is pulled when it is first used", ""}
+}
+
+// checkRegistryConfig looks whether the credentials for pulls can be read. It
+// asks no helper: that may want somebody to unlock a keyring.
+func checkRegistryConfig() Check {
+	file, err := dockerConfig()
+	if err != nil {
+		return Check{"registries", CheckWarn, err.Error(), "mend the file; until then images are pulled without credentials"}
+	}
+	helpers := map[string]bool{}
+	for key := range file.CredentialHelpers {
+		helpers[credentialHelper(file, key)] = true
+	}
+	helpers[credentialHelper(file, "")] = true
+	delete(helpers, "")
+	var missing []string
+	for _, name := range slices.Sorted(maps.Keys(helpers)) {
+		if _, err := exec.LookPath(name); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return Check{"registries", CheckWarn, fmt.Sprintf("%s names programs that are not on the PATH: %s", file.Filename, strings.Join(missing, ", ")),
+			"install them, or take them out of credsStore and credHelpers; until then images of their registries are pulled without credentials"}
+	}
+	if !file.ContainsAuth() {
+		return Check{Name: "registries", Status: CheckOK, Detail: "no credentials; public images need none"}
+	}
+	return Check{Name: "registries", Status: CheckOK, Detail: file.Filename}
 }
 
 func (p *Provider) checkAbandoned(ctx context.Context) Check {

@@ -37,7 +37,7 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 	}
 	e := &provider.Error{Op: op, Sandbox: sandbox, Err: trimmed{err}}
 	switch {
-	case securityFailed.MatchString(err.Error()):
+	case insecure(err):
 		e.Kind = provider.ErrUnreachable
 		e.Hint = securityHint
 	case errors.Is(err, errSilent):

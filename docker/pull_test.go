@@ -330,6 +330,7 @@ func TestPullFailures(t *testing.T) {
 		{name: "layer that is not there", kind: provider.ErrPullFailed, layer: func(w http.ResponseWriter, r *http.Request, data []byte) {
 			http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry"}]}`, http.StatusNotFound)
 		}},
+		{name: "words about TLS", kind: provider.ErrPullFailed, tag: "untrusted", text: "x509"},
 		{name: "manifest that may not be read", kind: provider.ErrPullFailed, tag: "forbidden", text: "docker login"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -349,6 +350,9 @@ func TestPullFailures(t *testing.T) {
 				switch filepath.Base(r.URL.Path) {
 				case "server-error":
 					http.Error(w, "the disk of the registry is full", http.StatusInternalServerError)
+					return true
+				case "untrusted": // as an engine reports a registry with another certificate
+					http.Error(w, `{"errors":[{"code":"UNSUPPORTED","message":"tls: failed to verify certificate: x509: certificate signed by unknown authority"}]}`, http.StatusBadRequest)
 					return true
 				case "forbidden":
 					http.Error(w, `{"errors":[{"code":"DENIED","message":"requested access to the resource is denied"}]}`, http.StatusForbidden)
@@ -607,6 +611,40 @@ func TestBrokenDockerConfig(t *testing.T) {
 	for _, e := range events() {
 		if e.Type == event.Log {
 			t.Errorf("unexpected: %s", e.Text)
+		}
+	}
+}
+
+func TestDoctorRegistries(t *testing.T) {
+	for _, c := range []struct {
+		config string
+		status docker.CheckStatus
+		text   string
+	}{
+		{"", docker.CheckOK, "no credentials"},
+		{`{"auths":{"example.com":{"auth":"dTpw"}}}`, docker.CheckOK, "config.json"},
+		{`{"credsStore":"sh","credHelpers":{"example.com":"capyrun-nowhere"}}`, docker.CheckWarn, "docker-credential-capyrun-nowhere"},
+		{`{"credsStore":"capyrun-nowhere"}`, docker.CheckWarn, "docker-credential-capyrun-nowhere"},
+		{`{"auths":{"example.com":{"auth":"dTpw"`, docker.CheckWarn, "config.json"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(c.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("DOCKER_CONFIG", dir)
+		found := false
+		// A runtime that is not there spares the sandbox that the last check makes.
+		for _, check := range newProvider(t, docker.Config{Runtime: "capyrun-nowhere"}).Doctor(t.Context()) {
+			if check.Name != "registries" {
+				continue
+			}
+			found = true
+			if check.Status != c.status || !strings.Contains(check.Detail, c.text) || (check.Fix != "") != (c.status != docker.CheckOK) || strings.Contains(check.Detail, "dTpw") {
+				t.Errorf("%s: %+v", c.config, check)
+			}
+		}
+		if !found {
+			t.Errorf("%s: there is no such check", c.config)
 		}
 	}
 }

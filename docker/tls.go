@@ -36,10 +36,16 @@ func transportSecurity(endpoint string) client.Opt {
 	}
 }
 
-// What one side says where the other wants TLS, or another TLS. A server that
-// is met without TLS answers with an alert, which the client takes for an HTTP
+// insecure reports whether a call failed because one side wants TLS, or another
+// TLS, than the other. What an engine reports of a registry is not that.
+func insecure(err error) bool {
+	return client.IsErrConnectionFailed(err) && securityFailed.MatchString(err.Error()) ||
+		strings.HasPrefix(trimmed{err}.Error(), "Client sent an HTTP request to an HTTPS server")
+}
+
+// An alert, of a server that is met without TLS, is for the client an odd HTTP
 // response.
-var securityFailed = regexp.MustCompile(`\btls: |\bx509: |remote error: tls|HTTP response to HTTPS client|HTTP request to an HTTPS server|malformed HTTP response "\\x15|server probably has client authentication`)
+var securityFailed = regexp.MustCompile(`\btls: |\bx509: |HTTP response to HTTPS client|malformed HTTP response "\\x15|server probably has client authentication`)
 
 const securityHint = "TLS: the engine and this client do not agree; DOCKER_TLS_VERIFY=1 switches it on, and DOCKER_CERT_PATH is a directory with the ca.pem, cert.pem and key.pem that the engine takes"
 
