@@ -21,7 +21,7 @@ var endless = map[string]string{
 	"for":             "print('go')\nfor i in range(1 << 62): pass",
 	"strings":         "print('go')\nwhile True: x = 'a' * 100000",
 	"lists":           "print('go')\nx = []\nwhile True: x = [i for i in range(1000)]",
-	"sorted":          "print('go')\ndef key(x):\n  for i in range(100): pass\n  return x\nsorted(range(1 << 20), key = key)",
+	"sorted":          "print('go')\ndef key(x):\n  for i in range(100): pass\n  return x\nsorted(range(1 << 18), key = key)",
 	"parallel":        "print('go')\ndef spin():\n  while True: pass\nflow.parallel([spin] * 8)",
 	"nested parallel": "print('go')\ndef spin():\n  while True: pass\nflow.parallel([lambda: flow.parallel([spin] * 4)] * 4)",
 	"load":            "print('go')\nload('endless.star', 'x')",
@@ -38,6 +38,8 @@ var endless = map[string]string{
 	"exec branches":   "sb = sandbox.create()\nprint('go')\nflow.parallel([lambda: sb.exec('sleep 3600', timeout = '1h')] * 20)",
 	"on_line":         "sb = sandbox.create()\nprint('go')\ndef spin(line):\n  while True: pass\nsb.exec('echo x', on_line = spin)",
 	"wait":            "sb = sandbox.create()\nprint('go')\nsb.spawn('sleep 3600').wait()",
+	"wait lines":      "sb = sandbox.create()\nprint('go')\nsb.spawn('sleep 3600').wait(on_line = print)",
+	"wait_port":       "sb = sandbox.create()\nprint('go')\nsb.wait_port(80, timeout = '1h')",
 	"print":           "while True: print('go')",
 	"create":          "print('go')\nwhile True: sandbox.create(name = 'x', replace = True)",
 }

@@ -31,6 +31,10 @@ func TestArrange(t *testing.T) {
 		"exec n -e A=1 ls -l":                   "exec -e A=1 n ls -l",
 		"exec n -e A=1 -- ls -l":                "exec -e A=1 n | ls -l",
 		"exec n ls -- -l":                       "exec n ls -- -l",
+		"shell n ls -l":                         "shell n ls -l",
+		"files ls n /tmp -R --color never":      "--color never files ls -R n /tmp",
+		"files read n -- -x":                    "files read n | -x",
+		"cp - n:x":                              "cp - n:x",
 		"":                                      "",
 		"--help":                                "--help",
 		"run --help":                            "run --help",
@@ -48,6 +52,20 @@ func TestArrange(t *testing.T) {
 			t.Errorf("%s:\n%s", in, diff)
 		}
 	}
+}
+
+// TestHelpHasExamples of every command, by which people learn it.
+func TestHelpHasExamples(t *testing.T) {
+	var check func(commands []*cli.Command)
+	check = func(commands []*cli.Command) {
+		for _, c := range commands {
+			if c.Name != "help" && (c.Usage == "" || !strings.Contains(c.Description, "Example")) {
+				t.Errorf("%s: no example: %q", c.HelpName, c.Description)
+			}
+			check(c.Subcommands)
+		}
+	}
+	check(testApp().Commands)
 }
 
 func FuzzArrange(f *testing.F) {

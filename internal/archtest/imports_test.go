@@ -55,6 +55,10 @@ var rules = []rule{
 		reason: "the contract between the parts depends on none of them",
 	},
 	{
+		from: []string{"./provider/ports"}, banned: []string{"..."}, allow: []string{"std", "./provider"},
+		reason: "it is built on the contract, and so works with every provider",
+	},
+	{
 		from: []string{"./event"}, banned: []string{"..."}, allow: []string{"std"},
 		reason: "everything emits events, so nothing may come with them",
 	},
