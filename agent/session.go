@@ -94,6 +94,29 @@ func (s *Session) Lost() <-chan struct{} {
 	return s.main.client.dead
 }
 
+// Breaking notes the present connections and returns what waits, under a context,
+// until they have broken. A provider calls it before it stops the sandbox, and
+// waits afterwards: a connection may break a moment after the sandbox has
+// stopped, and later operations must not begin on it.
+func (s *Session) Breaking() (wait func(context.Context)) {
+	var clients []*client
+	for _, l := range []*link{&s.main, &s.skills} {
+		l.mu.Lock()
+		if l.client != nil {
+			clients = append(clients, l.client)
+		}
+		l.mu.Unlock()
+	}
+	return func(ctx context.Context) {
+		for _, c := range clients {
+			select {
+			case <-c.dead:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
 // Close ends the session. Operations that go on fail with
 // [provider.ErrSessionLost], and so do later ones.
 func (s *Session) Close() error {

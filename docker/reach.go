@@ -3,8 +3,11 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types"
 
 	"github.com/capybara-hq/capyrun/provider"
@@ -78,10 +81,21 @@ func hijack(ctx context.Context, call func() (types.HijackedResponse, error)) (*
 	select {
 	case r := <-done:
 		if r.err != nil {
-			return nil, r.err
+			return nil, upgradeError(r.err)
 		}
 		return newStream(r.conn), nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// upgradeError gives the error of a refused hijacking the kind that the client
+// library drops.
+func upgradeError(err error) error {
+	for status, kind := range map[string]error{"404": errdefs.ErrNotFound, "409": errdefs.ErrConflict} {
+		if strings.HasSuffix(err.Error(), "received "+status) {
+			return fmt.Errorf("%w: %w", kind, err)
+		}
+	}
+	return err
 }

@@ -87,11 +87,22 @@ func (s *Sandbox) Suspend(ctx context.Context) error {
 	}
 	mctx, cancel := s.p.mutating(ctx)
 	defer cancel()
+	broken := s.Breaking()
 	seconds := stopSeconds
 	if err := s.p.api.ContainerStop(mctx, s.id, container.StopOptions{Timeout: &seconds}); err != nil {
 		return s.fail(ctx, "suspend", err)
 	}
+	s.await(ctx, broken)
 	return nil
+}
+
+// await waits until the session has broken with the container, so that the next
+// operation makes it anew. It does not wait long: a stopped container's streams
+// are at their end, and only the word of it may be late.
+func (s *Sandbox) await(ctx context.Context, broken func(context.Context)) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	broken(ctx)
 }
 
 // Resume implements [provider.Sandbox].
@@ -112,10 +123,12 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 
 // Destroy implements [provider.Sandbox].
 func (s *Sandbox) Destroy(ctx context.Context) error {
+	broken := s.Breaking()
 	err := s.p.destroy(ctx, s.name, s.instance)
 	if err != nil && !errors.Is(err, provider.ErrGone) {
 		return err
 	}
+	s.await(ctx, broken)
 	// The session is not closed: it has broken with the container, and an
 	// operation that tries to make it anew learns that the sandbox is gone.
 	s.forget()
@@ -170,11 +183,7 @@ func (s *Sandbox) remember(st *stream, started string) *stream {
 
 // dial opens a session with an agent that somebody else has started.
 func (s *Sandbox) dial(ctx context.Context) (io.ReadWriteCloser, error) {
-	started, err := s.ready(ctx)
-	if err != nil {
-		return nil, err
-	}
-	st, err := s.execStream(ctx, agent.ConnectArgs())
+	st, started, err := s.connect(ctx, agent.ConnectArgs())
 	if err != nil {
 		return nil, err
 	}
@@ -183,14 +192,26 @@ func (s *Sandbox) dial(ctx context.Context) (io.ReadWriteCloser, error) {
 
 // dialFiles starts a server for changes under /skills.
 func (s *Sandbox) dialFiles(ctx context.Context) (io.ReadWriteCloser, error) {
-	if _, err := s.ready(ctx); err != nil {
+	st, _, err := s.connect(ctx, agent.FilesArgs(skillsMount))
+	if err != nil {
 		return nil, err
 	}
-	st, err := s.execStream(ctx, agent.FilesArgs(skillsMount))
-	if err != nil {
-		return nil, err // and not a nil stream in an interface that is not nil
-	}
 	return st, nil
+}
+
+// connect runs a part of the agent in the sandbox, which it resumes if need be,
+// and returns since when the sandbox runs. Another runner may stop or pause it
+// between the two, and then it is resumed again.
+func (s *Sandbox) connect(ctx context.Context, args []string) (st *stream, started string, err error) {
+	for range 3 {
+		if started, err = s.ready(ctx); err != nil {
+			return nil, "", err
+		}
+		if st, err = s.execStream(ctx, args); err == nil || !busy(err) {
+			break
+		}
+	}
+	return st, started, s.fail(ctx, "connect", err)
 }
 
 // unpause resumes the sandbox if somebody has paused it since the session was
@@ -259,23 +280,24 @@ func (s *Sandbox) execStream(ctx context.Context, args []string) (*stream, error
 		User: "0:0", Cmd: args, AttachStdin: true, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {
-		return nil, s.fail(ctx, "connect", err)
+		return nil, err
 	}
-	st, err := hijack(ctx, func() (types.HijackedResponse, error) {
+	return hijack(ctx, func() (types.HijackedResponse, error) {
 		return s.p.api.ContainerExecAttach(ctx, ex.ID, container.ExecAttachOptions{})
 	})
-	if err != nil {
-		return nil, s.fail(ctx, "connect", err)
-	}
-	return st, nil
 }
 
 // restart is the last resort against a sandbox whose agent does not answer.
 func (s *Sandbox) restart(ctx context.Context) error {
+	broken := s.Breaking()
 	now := 0
-	return s.fail(ctx, "restart", s.mutate(ctx, func(ctx context.Context) error {
+	err := s.mutate(ctx, func(ctx context.Context) error {
 		return s.p.api.ContainerRestart(ctx, s.id, container.StopOptions{Timeout: &now})
-	}))
+	})
+	if err == nil {
+		s.await(ctx, broken)
+	}
+	return s.fail(ctx, "restart", err)
 }
 
 // explain says why a session broke. The stream ends a moment before the engine
