@@ -37,7 +37,7 @@ func (p *program) cpCommand() *cli.Command {
 			"capyrun cp cap-2f3k9s:/workspace/dist - | tar -t",
 		ArgsUsage: "SOURCE TARGET",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "max-size", Value: "8G", Usage: "most `BYTES` that are taken out of the sandbox"},
+			&cli.StringFlag{Name: "max-size", Value: "8G", Usage: "most `BYTES` to write to this host's disk"},
 		},
 		Action: p.cp,
 	}
@@ -127,15 +127,18 @@ func (p *program) copyOut(ctx context.Context, sb provider.Sandbox, from, to str
 		}
 		return err
 	}
-	// The place is found out before anything is read.
-	if target, err := os.Stat(to); err == nil && target.IsDir() && !(isDir && insides(from)) {
-		to = filepath.Join(to, path.Base(info.Path))
-	} else if err == nil && !target.IsDir() && isDir {
-		return &configError{to, errors.New("is no directory")}
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	target, err := os.Stat(to)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if !isDir && strings.HasSuffix(to, "/") {
+			return &configError{to, errors.New("there is no such directory")}
+		}
+	case err != nil:
 		return &configError{to, err}
-	} else if err != nil && !isDir && strings.HasSuffix(to, "/") {
-		return &configError{to, errors.New("there is no such directory")}
+	case !target.IsDir() && isDir:
+		return &configError{to, errors.New("is no directory")}
+	case target.IsDir() && !(isDir && insides(from)):
+		to = filepath.Join(to, path.Base(info.Path))
 	}
 	parent, name := filepath.Dir(filepath.Clean(to)), filepath.Base(to)
 	if name == "." || name == ".." || name == "/" {
@@ -227,6 +230,9 @@ func copyTreeIn(ctx context.Context, sb provider.Sandbox, from, to string) error
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if _, err := provider.CleanWritePath("target", to, true); err != nil {
+		return err // with the name that was given
 	}
 	temp := path.Join(path.Dir(path.Clean(to)), ".capyrun-"+rand.Text())
 	err := send(temp)
