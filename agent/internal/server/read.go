@@ -30,23 +30,25 @@ func (c *call) readable() (string, error) {
 	return c.session.server.files.host(clean), nil
 }
 
-// bulk is how much of a file travels in one write. Each write wakes up several
-// processes on the way through an engine.
+// bulk is how much of a file travels in one write, since each wakes up several
+// processes on the way through an engine. What has as much is a transfer.
 const bulk = 128 << 10
 
 // dataWriter sends what is written to it as data frames.
 type dataWriter struct {
-	ctx context.Context
-	out *wire.Writer
+	ctx  context.Context
+	call *call
 }
 
 func (w dataWriter) Write(p []byte) (int, error) {
 	if cause := context.Cause(w.ctx); cause != nil {
 		return 0, cause
 	}
-	w.out.Raw(wire.TypeData, p)
-	if w.out.Buffered() >= bulk {
-		return len(p), w.out.Flush()
+	w.call.moves(len(p))
+	out := w.call.out
+	out.Raw(wire.TypeData, p)
+	if out.Buffered() >= bulk {
+		return len(p), out.Flush()
 	}
 	return len(p), nil
 }
@@ -87,7 +89,7 @@ func (c *call) read(ctx context.Context) *wire.Response {
 		return failure(mapped(err))
 	}
 
-	w := dataWriter{ctx, c.out}
+	w := dataWriter{ctx, c}
 	buf := copyBuffers.Get().(*[wire.MaxData]byte)
 	defer copyBuffers.Put(buf)
 	left := c.req.Max
@@ -346,7 +348,7 @@ func (c *call) download(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = slowly(func() error { return tartree.Pack(ctx, waitless{Writer: dataWriter{ctx, c.out}}, name) })
+	err = slowly(func() error { return tartree.Pack(ctx, waitless{Writer: dataWriter{ctx, c}}, name) })
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}

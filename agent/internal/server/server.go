@@ -60,6 +60,9 @@ func (s *Server) Serve(conn io.ReadWriteCloser) error {
 
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ss := &session{server: s, ctx: ctx, calls: map[uint64]context.CancelCauseFunc{}}
+	if pipes, ok := conn.(*stdio); ok {
+		ss.room = &room{pipes: pipes}
+	}
 	defer ss.streams.Wait()
 	defer cancel(errSessionOver)
 	slots := make(chan struct{}, wire.MaxStreams)
@@ -86,6 +89,7 @@ type session struct {
 	server  *Server
 	ctx     context.Context
 	streams sync.WaitGroup
+	room    *room // nil: not over pipes
 
 	mu    sync.Mutex
 	calls map[uint64]context.CancelCauseFunc
@@ -133,6 +137,8 @@ type call struct {
 	reading chan struct{}
 	// unwatch ends what [call.input] has set on the operation's end; nil: nothing.
 	unwatch func() bool
+	moved   int  // bytes of a file operation's data
+	bulky   bool // it has been given more room
 }
 
 // run performs the operation and reports whether the stream goes on. What is
@@ -154,6 +160,8 @@ func (c *call) run() bool {
 		}()
 	}
 	c.ended, c.unwatch = !c.req.Input, nil
+	c.moved, c.bulky = 0, false
+	defer func() { ss.room.end(c.bulky) }()
 	resp := c.do(ctx)
 	if c.unwatch != nil {
 		c.unwatch()
@@ -183,7 +191,7 @@ func (c *call) do(ctx context.Context) *wire.Response {
 		cancel(errCanceled)
 		return &wire.Response{Count: 1}
 	case wire.OpWrite:
-		return reply(s.files.write(ctx, req, c.input(ctx)))
+		return reply(s.files.write(ctx, req, counted{c.input(ctx), c}))
 	case wire.OpMkdir:
 		return reply(s.files.mkdir(req))
 	case wire.OpRemove:
@@ -191,7 +199,7 @@ func (c *call) do(ctx context.Context) *wire.Response {
 	case wire.OpRename:
 		return reply(s.files.rename(ctx, req))
 	case wire.OpUpload:
-		return reply(s.files.upload(ctx, req, c.input(ctx)))
+		return reply(s.files.upload(ctx, req, counted{c.input(ctx), c}))
 	}
 	if s.cmds == nil {
 		return failure(fmt.Errorf("%w: operation %q", provider.ErrUnsupported, req.Op))
@@ -237,6 +245,26 @@ func (c *call) do(ctx context.Context) *wire.Response {
 		return c.stats(ctx)
 	}
 	return failure(fmt.Errorf("%w: operation %q", provider.ErrUnsupported, req.Op))
+}
+
+// moves counts the data of a file operation: a transfer has more room.
+func (c *call) moves(n int) {
+	if c.moved += n; c.moved >= bulk && !c.bulky {
+		c.bulky = true
+		c.session.room.more()
+	}
+}
+
+// counted is an input whose data counts.
+type counted struct {
+	io.Reader
+	call *call
+}
+
+func (r counted) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.call.moves(n)
+	return n, err
 }
 
 func failure(err error) *wire.Response { return &wire.Response{Error: wire.EncodeError(err)} }
