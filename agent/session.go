@@ -28,8 +28,9 @@ type SessionConfig struct {
 	Files func(ctx context.Context) (io.ReadWriteCloser, error)
 	// Reachable returns an error, in less than a second, if nothing can answer at
 	// present. It is called when an agent has not answered in time: one that
-	// cannot be reached is not waited for, and the operation fails with the error
-	// and [provider.ErrSessionLost]. Nil: the agent can be reached.
+	// cannot be reached is not waited for: the operation fails with the error and
+	// [provider.ErrSessionLost], and so does whatever else goes on over the
+	// connection. Nil: the agent can be reached.
 	Reachable func(ctx context.Context) error
 	// Recover ends everything in the sandbox when the agent does not answer or
 	// could not end what it was told to.

@@ -134,7 +134,7 @@ func TestFaultZombies(t *testing.T) {
 		}
 		select {
 		case <-done:
-			until(t, "an end of the zombies", 30*time.Second, func() bool {
+			until(t, "an end of the zombies", 2*time.Minute, func() bool {
 				return run(t, sb, "grep -ls '^State:.Z' /proc/[0-9]*/status | wc -l | tr -d ' '") == "0\n"
 			})
 			return

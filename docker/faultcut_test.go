@@ -52,7 +52,7 @@ func TestFaultCreateCut(t *testing.T) {
 		failed = append(failed, name)
 	}
 	for _, name := range failed {
-		until(t, "the end of "+name, 30*time.Second, func() bool { return len(leftAt(t, api, provider.LabelName+"="+name)) == 0 })
+		until(t, "the end of "+name, 2*time.Minute, func() bool { return len(leftAt(t, api, provider.LabelName+"="+name)) == 0 })
 	}
 }
 
@@ -86,7 +86,7 @@ func TestFaultCreateStalls(t *testing.T) {
 			} else if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("stalled behind byte %d: %v", 200+i*1500, err)
 			}
-			until(t, "the end of "+name, 30*time.Second, func() bool { return len(leftAt(t, api, provider.LabelName+"="+name)) == 0 })
+			until(t, "the end of "+name, 2*time.Minute, func() bool { return len(leftAt(t, api, provider.LabelName+"="+name)) == 0 })
 		})
 	}
 	wg.Wait()
@@ -149,7 +149,7 @@ func TestFaultSessionCut(t *testing.T) {
 	if info, err := server.Info(t.Context()); err != nil || !info.Running {
 		t.Errorf("the background process: %+v, %v", info, err)
 	}
-	until(t, "the end of cut commands", 30*time.Second, func() bool {
+	until(t, "the end of cut commands", 2*time.Minute, func() bool {
 		list, err := sb.Processes(t.Context())
 		if err != nil {
 			t.Fatal(err)

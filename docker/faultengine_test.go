@@ -91,7 +91,7 @@ func everything(t *testing.T, ctx context.Context, sb provider.Sandbox, a *attem
 		a.run(what, func() error { return download(&stopping{over: over}) })
 	}
 	var conn io.ReadWriteCloser
-	until(t, "the server", 30*time.Second, func() bool {
+	until(t, "the server", 2*time.Minute, func() bool {
 		c, err := sb.Dial(ctx, "tcp", "localhost:8080")
 		conn = c
 		return err == nil
@@ -107,7 +107,7 @@ func everything(t *testing.T, ctx context.Context, sb provider.Sandbox, a *attem
 		_, err := conn.Read(make([]byte, 1))
 		return err
 	})
-	until(t, "the commands' start", 30*time.Second, func() bool {
+	until(t, "the commands' start", 2*time.Minute, func() bool {
 		return run(t, sb, "cat ran-* | wc -l | tr -d ' '") == "4\n"
 	})
 }
@@ -133,7 +133,7 @@ func TestFaultEngine(t *testing.T) {
 	for name, end := range map[string]func(testing.TB){"stopped": e.Stop, "killed": e.Kill} {
 		t.Run(name, func(t *testing.T) {
 			leak := goleak.IgnoreCurrent()
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 			defer cancel()
 			p, err := docker.New(ctx, docker.Config{Endpoint: e.Endpoint, AgentBinary: binary, Image: testenv.Busybox, Labels: map[string]string{testLabel: "fault"}})
 			if err != nil {
@@ -238,7 +238,7 @@ func TestFaultEngine(t *testing.T) {
 			// What the engine has begun of a failed create is removed once it is back.
 			for _, x := range creates.all {
 				if x.err != nil {
-					until(t, "the end of "+x.what, 30*time.Second, func() bool { return len(leftAt(t, api, provider.LabelName+"="+x.what)) == 0 })
+					until(t, "the end of "+x.what, 2*time.Minute, func() bool { return len(leftAt(t, api, provider.LabelName+"="+x.what)) == 0 })
 					continue
 				}
 				sb, err := p.Open(ctx, x.what)
@@ -278,7 +278,7 @@ func TestFaultEngineHangs(t *testing.T) {
 	e := testenv.NewPrivateEngine(t)
 	api := engineAt(t, e.Endpoint)
 	leak := goleak.IgnoreCurrent()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	p, err := docker.New(ctx, docker.Config{Endpoint: e.Endpoint, AgentBinary: binary, Image: testenv.Busybox, Labels: map[string]string{testLabel: "fault"}})
 	if err != nil {
@@ -381,7 +381,7 @@ func TestFaultEngineHangs(t *testing.T) {
 			t.Errorf("%s afterwards: %q", sb.Name(), got)
 		}
 	}
-	until(t, "the end of the cancelled commands", 30*time.Second, func() bool {
+	until(t, "the end of the cancelled commands", 2*time.Minute, func() bool {
 		list, err := sb.Processes(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -401,7 +401,7 @@ func TestFaultEngineHangs(t *testing.T) {
 			}
 			continue
 		}
-		until(t, "the end of "+x.what, 30*time.Second, func() bool { return len(leftAt(t, api, provider.LabelName+"="+x.what)) == 0 })
+		until(t, "the end of "+x.what, 2*time.Minute, func() bool { return len(leftAt(t, api, provider.LabelName+"="+x.what)) == 0 })
 	}
 	for _, sb := range sandboxes {
 		wg.Go(func() {

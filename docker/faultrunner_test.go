@@ -82,7 +82,7 @@ func TestFaultRunnerKilled(t *testing.T) {
 	var wg sync.WaitGroup
 	for range atOnce {
 		wg.Go(func() {
-			took, output, err := run(time.Minute)
+			took, output, err := run(5 * time.Minute)
 			if err != nil {
 				t.Errorf("a runner that is not killed: %v\n%s", err, output)
 			}

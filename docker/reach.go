@@ -17,7 +17,8 @@ const (
 	// mutateTimeout bounds one call that changes something on the engine. Such a
 	// call does not follow the caller's context: the engine goes on with a
 	// create whose client has left, so whoever leaves early cannot undo it.
-	mutateTimeout = 60 * time.Second
+	// An engine whose machine is overloaded has been seen to take a minute.
+	mutateTimeout = 2 * time.Minute
 	// answerTimeout is how long an engine may take to say that it is there: an
 	// answer takes it a millisecond, also while it is busy. Two of them fit into
 	// the second that a caller waits after a deadline.

@@ -20,8 +20,9 @@ const (
 // context that outlives the cancelled one, and finds its parts by the label that
 // no other create has: a call whose answer did not come may have done its work.
 //
-// Where the engine cannot be reached, or may be at work still, it returns what
-// there is to say, and the removal goes on without the caller.
+// Where the engine cannot be reached the error says that something may be left,
+// and the removal goes on without the caller; so it does, without an error, where
+// the engine may still be at work.
 func (p *Provider) undo(ctx context.Context, pl *plan, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
