@@ -118,9 +118,13 @@ var heedless = []os.Signal{
 	unix.SIGIO, unix.SIGPWR, unix.SIGSYS,
 }
 
+// maxAsked is how many connections may be asked who they are at once.
+const maxAsked = 16
+
 // accept takes sessions from processes of one user id: root, which the
 // sandbox's own code cannot become.
 func (s *Server) accept(listener *net.UnixListener, clientID uint32) {
+	asked := make(chan struct{}, maxAsked)
 	for {
 		conn, err := listener.AcceptUnix()
 		if err != nil {
@@ -130,27 +134,17 @@ func (s *Server) accept(listener *net.UnixListener, clientID uint32) {
 			time.Sleep(10 * time.Millisecond) // out of descriptors, for now
 			continue
 		}
-		cred, err := peer(conn)
-		if err != nil || cred.Uid != clientID {
-			conn.Close()
-			continue
-		}
-		go s.Serve(conn)
+		asked <- struct{}{}
+		go func() {
+			cred, err := peer(conn)
+			<-asked
+			if err != nil || cred.Uid != clientID {
+				conn.Close()
+				return
+			}
+			s.Serve(conn)
+		}()
 	}
-}
-
-func peer(conn *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	if ctlErr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); ctlErr != nil {
-		return nil, ctlErr
-	}
-	return cred, err
 }
 
 // takeStdio moves the standard input and output to descriptors of their own
@@ -207,7 +201,7 @@ func Connect(socket string, firstPID int32) error {
 	if err != nil {
 		return err
 	}
-	if firstPID != 0 && cred.Pid != firstPID {
+	if firstPID != 0 && !threadOf(firstPID, cred.Pid) {
 		return fmt.Errorf("process %d answers instead of the agent", cred.Pid)
 	}
 	std, err := takeStdio()
