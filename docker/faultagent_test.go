@@ -36,7 +36,7 @@ func TestFaultMemoryFull(t *testing.T) {
 			t.Fatalf("%+v", r)
 		case err == nil && r.OutOfMemory, errors.Is(err, provider.ErrSessionLost) && strings.Contains(err.Error(), "out of memory"):
 			told = true
-		case err != nil:
+		case err != nil && !errors.Is(err, provider.ErrSessionLost): // the engine may know of an end too late to tell why
 			t.Errorf("got %v", err)
 		}
 	}

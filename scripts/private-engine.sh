@@ -97,12 +97,9 @@ clean() {
 		for pid in $(grep -ls "$id" /proc/[0-9]*/cgroup | cut -d/ -f3); do kill -KILL "$pid"; done
 	done
 	for pid in $(grep -las -- "$dir/" /proc/[0-9]*/cmdline | cut -d/ -f3); do
-		[ "$pid" = "$$" ] || case $(tr '\0' ' ' <"/proc/$pid/cmdline") in *containerd-shim*) kill -KILL "$pid" ;; esac
+		kill -KILL "$pid" # containerd, its shims, and what a runtime such as runsc runs outside of control groups
 	done
-	if alive "$containerd"; then
-		kill -KILL "$containerd"
-		wait "$containerd"
-	fi
+	[ -z "$containerd" ] || wait "$containerd"
 	for id in "$dir"/data/containers/*; do
 		rmdir /sys/fs/cgroup/docker/"${id##*/}" /sys/fs/cgroup/*/docker/"${id##*/}"
 	done
