@@ -223,7 +223,9 @@ func (p *Provider) agentImageID(ctx context.Context, bin *agentBinary) (string, 
 	go func() { w.CloseWithError(writeAgentImage(w, bin)) }()
 	body, err := p.api.ImageImport(ctx, image.ImportSource{Source: r, SourceName: "-"}, ref, image.ImportOptions{
 		Changes: []string{
-			fmt.Sprintf("LABEL %s=1 %s=%s", provider.LabelSandbox, provider.LabelRole, provider.RoleAgent),
+			// One a line: Podman takes what follows the first for a part of its value.
+			"LABEL " + provider.LabelSandbox + "=1",
+			"LABEL " + provider.LabelRole + "=" + provider.RoleAgent,
 			"CMD " + agent.Path,
 		},
 	})

@@ -126,29 +126,47 @@ const (
 	volumePart
 )
 
+// carries reports whether labels hold our own and others ("key=value"). What an
+// engine lists is looked at again before anything is done to it: Podman's volumes
+// need have only one of the labels that they are filtered by.
+func carries(labels map[string]string, others ...string) bool {
+	for _, l := range append(others, provider.LabelSandbox+"=1") {
+		key, value, _ := strings.Cut(l, "=")
+		if got, ok := labels[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
 // parts lists everything of ours that has the labels.
 func (p *Provider) parts(ctx context.Context, labels ...string) ([]part, error) {
 	var found []part
+	add := func(x part) {
+		if carries(x.labels, labels...) {
+			found = append(found, x)
+		}
+	}
 	containers, err := p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: ours(labels...)})
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range containers {
-		found = append(found, part{kind: containerPart, id: c.ID, name: strip(c.Names[0]), state: c.State, labels: c.Labels})
+		add(part{kind: containerPart, id: c.ID, name: strip(c.Names[0]), state: c.State, labels: c.Labels})
 	}
 	networks, err := p.api.NetworkList(ctx, network.ListOptions{Filters: ours(labels...)})
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range networks {
-		found = append(found, part{kind: networkPart, id: n.ID, name: n.Name, labels: n.Labels})
+		add(part{kind: networkPart, id: n.ID, name: n.Name, labels: n.Labels})
 	}
 	volumes, err := p.api.VolumeList(ctx, volume.ListOptions{Filters: ours(labels...)})
 	if err != nil {
 		return nil, err
 	}
 	for _, v := range volumes.Volumes {
-		found = append(found, part{kind: volumePart, id: v.Name, name: v.Name, labels: v.Labels})
+		add(part{kind: volumePart, id: v.Name, name: v.Name, labels: v.Labels})
 	}
 	return found, nil
 }

@@ -148,6 +148,9 @@ func (p *Provider) sweepAgentImages(ctx context.Context) {
 		return // the next sweep will
 	}
 	for _, img := range images {
+		if !carries(img.Labels, provider.LabelRole+"="+provider.RoleAgent) {
+			continue
+		}
 		p.api.ImageRemove(ctx, img.ID, image.RemoveOptions{})
 	}
 }
