@@ -171,7 +171,7 @@ func TestFaultTwoRunners(t *testing.T) {
 	for i := range 3 {
 		wg.Go(func() {
 			for n := 0; ; n++ {
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 				r, err := sb.Exec(ctx, provider.Command{Shell: fmt.Sprintf("echo %d-%d >> ran; echo done", i, n)})
 				cancel()
 				select {
