@@ -158,7 +158,11 @@ func (p *Provider) createAgentMarker(ctx context.Context, bin *agentBinary) (con
 	labels := p.commonLabels(provider.RoleAgent)
 	mctx, cancel := p.mutating(ctx)
 	defer cancel()
-	vol, err := p.api.VolumeCreate(mctx, volume.CreateOptions{Name: bin.name, Labels: labels})
+	o := volume.CreateOptions{Name: bin.name, Labels: labels}
+	if p.podman {
+		o.DriverOpts = ownedBy(0)
+	}
+	vol, err := p.api.VolumeCreate(mctx, o)
 	if err != nil {
 		return fail(err)
 	}
@@ -173,8 +177,12 @@ func (p *Provider) createAgentMarker(ctx context.Context, bin *agentBinary) (con
 	if err != nil && !busy(err) {
 		return fail(err)
 	}
+	created := err == nil
 	for {
 		c, err := p.agentMarker(mctx, bin)
+		if err == nil && created && p.podman {
+			err = p.fillVolume(mctx, c.ID, bin)
+		}
 		if !notFound(err) {
 			return c, err
 		}

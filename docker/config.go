@@ -38,10 +38,17 @@ type Config struct {
 	// Runtime is the OCI runtime as the engine knows it: "runc", "runsc" for
 	// gVisor. Empty: [DefaultRuntime].
 	//
-	// What the kernel reports may be missing under another runtime. Release
-	// 20221219 of gVisor creates sandboxes and runs and ends commands, but counts
-	// nothing for [provider.Sandbox.Stats], and refuses a second session, so that
-	// a suspended sandbox cannot be used again, nor one by two runners.
+	// gVisor lacks some of what the kernel tells. With release 20221219 (platform
+	// ptrace, started with --network=none) sandboxes are created, found, suspended
+	// and used by several runners, and commands, processes, files and connections
+	// work, but:
+	//   - [provider.Sandbox.Stats] are all zero, and no result says OutOfMemory;
+	//   - the memory limit ends the whole sandbox, not the command that met it, and
+	//     so does the limit on processes, which also counts gVisor's own threads: 64
+	//     are too few to start, and a fork bomb ends the sandbox;
+	//   - a terminal controls nothing: /dev/tty cannot be opened, and neither a typed
+	//     Ctrl-C nor a change of its size reaches the command as a signal;
+	//   - commands can read the first process's environment, which holds the spec's.
 	Runtime string
 	// Network is the prefix of the shared networks; it must match
 	// ^cap[a-zA-Z0-9_.-]*$. Empty: [DefaultNetwork].

@@ -160,11 +160,23 @@ func tmpSize(spec provider.Spec) int64 {
 	return max(16<<20, size)
 }
 
+// skillsOptions are the options for the skills volume.
+func (p *Provider) skillsOptions(pl *plan) volume.CreateOptions {
+	o := volume.CreateOptions{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)}
+	if p.podman {
+		o.DriverOpts = ownedBy(0)
+	}
+	return o
+}
+
 // workspaceOptions are the options for the workspace volume.
 func (p *Provider) workspaceOptions(pl *plan) volume.CreateOptions {
 	o := volume.CreateOptions{Name: pl.workspace(), Driver: p.cfg.VolumeDriver, Labels: p.partLabels(pl, provider.RoleWorkspace)}
 	if p.cfg.VolumeDriver != "" && pl.spec.Disk > 0 {
 		o.DriverOpts = map[string]string{"size": strconv.FormatInt(pl.spec.Disk, 10)}
+	}
+	if p.podman && p.cfg.VolumeDriver == "" {
+		o.DriverOpts = ownedBy(1000)
 	}
 	return o
 }

@@ -139,10 +139,7 @@ func (p *Provider) create(ctx context.Context, pl *plan, verifyAgent bool) (*San
 // the first volume wins; they must not be asked for at once, or each could get
 // one.
 func (p *Provider) createVolumes(ctx context.Context, pl *plan) error {
-	for _, o := range []volume.CreateOptions{
-		p.workspaceOptions(pl),
-		{Name: pl.skills(), Labels: p.partLabels(pl, provider.RoleSkills)},
-	} {
+	for _, o := range []volume.CreateOptions{p.workspaceOptions(pl), p.skillsOptions(pl)} {
 		if err := p.createVolume(ctx, pl, o); err != nil {
 			return err
 		}

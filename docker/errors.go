@@ -95,7 +95,12 @@ func (t trimmed) Error() string {
 func (t trimmed) Unwrap() error { return t.err }
 
 // notFound reports whether the engine says that the object does not exist.
-func notFound(err error) bool { return errdefs.IsNotFound(err) }
+// Podman says so with status 500 of what goes while it looks.
+func notFound(err error) bool {
+	return errdefs.IsNotFound(err) || err != nil && wentMeanwhile.MatchString(err.Error())
+}
+
+var wentMeanwhile = regexp.MustCompile(`: no such (container|volume)$`)
 
 // busy reports whether the engine refused because of what it is doing or
 // holding now, so that the same call may succeed a moment later.

@@ -7,6 +7,15 @@
 //
 // Everything that is created carries the labels of package provider, and
 // nothing without them is ever stopped, removed or overwritten.
+//
+// Podman's service for the Docker API, as root, works as an engine too; this is
+// what is known of release 4.3. An image has its full name in
+// [provider.Info.Image], such as localhost/busybox:latest. To suspend a sandbox
+// that is used meanwhile may fail with "container state improper". Volume drivers
+// and open egress have not been tried, nor Podman without root. Podman sets
+// resource limits of its own, and where it may not, Create fails with what its
+// runtime says ("error setting rlimits"); default_ulimits in containers.conf
+// changes them.
 package docker
 
 import (
@@ -29,6 +38,7 @@ type Provider struct {
 	api *client.Client
 
 	arch    string // of the engine, as Go spells it
+	podman  bool   // the engine is Podman's service
 	creates *semaphore.Weighted
 	agent   agentStore
 	images  keyedLock
@@ -82,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 		api.Close()
 		return nil, &provider.Error{Op: "connect", Kind: provider.ErrUnsupported, Err: fmt.Errorf("the engine at %s runs %s containers, not linux ones", cfg.Endpoint, version.Os)}
 	}
-	p.arch = version.Arch
+	p.arch, p.podman = version.Arch, isPodman(version)
 	return p, nil
 }
 

@@ -142,7 +142,7 @@ func (s *Sandbox) startAttached(ctx context.Context) error {
 		return s.p.api.ContainerAttach(ctx, s.id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
 	})
 	if err != nil {
-		return s.fail(ctx, "attach", err)
+		return s.fail(ctx, "attach", s.notAttached(ctx, err))
 	}
 	mctx, cancel := s.p.mutating(ctx)
 	defer cancel()
@@ -260,6 +260,10 @@ func (s *Sandbox) ready(ctx context.Context) (started string, err error) {
 			err = s.mutate(ctx, func(ctx context.Context) error {
 				return s.p.api.ContainerStart(ctx, s.id, container.StartOptions{})
 			})
+			if err != nil && stopping(err) {
+				starts--
+				err = sleep(ctx, 20*time.Millisecond)
+			}
 			if err != nil {
 				return "", s.fail(ctx, "resume", err)
 			}
