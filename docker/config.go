@@ -42,10 +42,10 @@ type Config struct {
 	// ptrace, started with --network=none) sandboxes are created, found, suspended
 	// and used by several runners, and commands, processes, files and connections
 	// work, but:
-	//   - [provider.Sandbox.Stats] are all zero, and no result says OutOfMemory;
-	//   - the memory limit ends the whole sandbox, not the command that met it, and
-	//     so does the limit on processes, which also counts gVisor's own threads: 64
-	//     are too few to start, and a fork bomb ends the sandbox;
+	//   - [provider.Sandbox.Stats] are all zero;
+	//   - the memory limit ends the whole sandbox, not the command that met it, and a
+	//     fork bomb may do the same;
+	//   - a sandbox with a limit of 64 processes does not start;
 	//   - a terminal controls nothing: /dev/tty cannot be opened, and neither a typed
 	//     Ctrl-C nor a change of its size reaches the command as a signal;
 	//   - commands can read the first process's environment, which holds the spec's.
