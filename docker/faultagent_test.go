@@ -1,17 +1,12 @@
 package docker_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -96,50 +91,6 @@ func TestFaultTempFull(t *testing.T) {
 	}
 	if got := run(t, sb, "ls -A /tmp; echo x > /tmp/x; cat /tmp/x"); got != "x\n" {
 		t.Errorf("afterwards: %q", got)
-	}
-}
-
-// A hundred megabytes arrive in a command and come back as they were.
-func TestFaultHundredMegabytes(t *testing.T) {
-	t.Parallel()
-	const size = 100_000_000
-	sb := create(t, newProvider(t, docker.Config{}), small(""))
-	var sent, got hash.Hash = sha256.New(), sha256.New()
-	n := 0
-	input := io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{}), size), sent)
-	r, err := sb.Exec(t.Context(), provider.Command{Args: []string{"cat"}, Stdin: input, Timeout: 5 * time.Minute,
-		OnOutput: func(_ provider.Stream, b []byte) { got.Write(b); n += len(b) }})
-	if err != nil || !r.OK() || n != size || !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
-		t.Errorf("%d of %d bytes, %+v, %v", n, size, r, err)
-	}
-}
-
-// Orphans end by the thousand while commands are waited for.
-func TestFaultZombies(t *testing.T) {
-	t.Parallel()
-	sb := create(t, newProvider(t, docker.Config{}), provider.Spec{Memory: 128 << 20})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r, err := sb.Exec(t.Context(), provider.Command{Timeout: 5 * time.Minute,
-			Shell: "i=0; while [ $i -lt 2000 ]; do (true &); i=$((i+1)); done; exit 7"})
-		if err != nil || r.ExitCode != 7 {
-			t.Errorf("%+v, %v", r, err)
-		}
-	}()
-	for n := 0; ; n = (n + 1) % 100 {
-		r, err := sb.Exec(t.Context(), provider.Command{Shell: "exit " + strconv.Itoa(n)})
-		if err != nil || r.ExitCode != n {
-			t.Errorf("exit %d: %+v, %v", n, r, err)
-		}
-		select {
-		case <-done:
-			until(t, "an end of the zombies", 2*time.Minute, func() bool {
-				return run(t, sb, "grep -ls '^State:.Z' /proc/[0-9]*/status | wc -l | tr -d ' '") == "0\n"
-			})
-			return
-		default:
-		}
 	}
 }
 

@@ -27,12 +27,21 @@ def main(name):
     sb.destroy()
 `
 
+// hundred is how many there are of what the tests below have a hundred of.
+func hundred() int {
+	if testing.Short() {
+		return 15
+	}
+	return 100
+}
+
 // Runners are killed at random points of their lives. A sweep, also one that
 // goes on meanwhile, removes everything of theirs, and leaves alone what others
 // hold or what is kept.
 func TestFaultRunnerKilled(t *testing.T) {
 	t.Parallel()
-	const kills, atOnce = 100, 4
+	const atOnce = 4
+	kills := hundred()
 	binary := testenv.Binary(t)
 	testenv.Image(t, testenv.Busybox)
 	api := engine(t)
@@ -165,7 +174,7 @@ func TestFaultRunnerKilled(t *testing.T) {
 // A hundred sandboxes live at once. Not beside other tests: a hundred starts are
 // all that a small machine can do.
 func TestFaultManySandboxes(t *testing.T) {
-	const many = 100
+	many := hundred()
 	p := newProvider(t, docker.Config{})
 	sandboxes := make([]provider.Sandbox, many)
 	phase := func(what string, f func(i int) error) {
