@@ -139,25 +139,8 @@ func TestFaultEngine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sandboxes := map[string]provider.Sandbox{}
+			sandboxes := createAll(ctx, t, p, "working", "destroyed", "suspended", "resumed")
 			var wg sync.WaitGroup
-			var mu sync.Mutex
-			for _, name := range []string{"working", "destroyed", "suspended", "resumed"} {
-				wg.Go(func() {
-					sb, err := p.Create(ctx, small("cap-fault-"+name))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					mu.Lock()
-					sandboxes[name] = sb
-					mu.Unlock()
-				})
-			}
-			wg.Wait()
-			if t.Failed() {
-				t.FailNow()
-			}
 			sb := sandboxes["working"]
 			run(t, sb, "echo kept > kept")
 			if err := sandboxes["resumed"].Suspend(ctx); err != nil {
@@ -285,25 +268,8 @@ func TestFaultEngineHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	const deadline = 1500 * time.Millisecond
-	sandboxes := map[string]provider.Sandbox{}
-	var mu sync.Mutex
+	sandboxes := createAll(ctx, t, p, "working", "destroyed", "suspended", "resumed", "reached", "idle")
 	var wg sync.WaitGroup
-	for _, name := range []string{"working", "destroyed", "suspended", "resumed", "reached", "idle"} {
-		wg.Go(func() {
-			sb, err := p.Create(ctx, small("cap-fault-"+name))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			sandboxes[name] = sb
-			mu.Unlock()
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
 	if err := sandboxes["resumed"].Suspend(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -421,4 +387,29 @@ func TestFaultEngineHangs(t *testing.T) {
 	if err := goleak.Find(leak); err != nil {
 		t.Error(err)
 	}
+}
+
+// createAll creates sandboxes at once, and returns them by what they are for.
+func createAll(ctx context.Context, t *testing.T, p provider.Provider, uses ...string) map[string]provider.Sandbox {
+	t.Helper()
+	sandboxes := map[string]provider.Sandbox{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, use := range uses {
+		wg.Go(func() {
+			sb, err := p.Create(ctx, small("cap-fault-"+use))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sandboxes[use] = sb
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return sandboxes
 }
