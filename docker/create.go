@@ -241,17 +241,25 @@ func runtimes(info system.Info) string {
 	return strings.Join(slices.Sorted(maps.Keys(info.Runtimes)), ", ")
 }
 
-// createNamed creates a container of a name that may be taken.
+// createNamed creates a container of a name that may be taken. The engine holds
+// the name of a container for a moment after it has forgotten it.
 func (p *Provider) createNamed(ctx context.Context, pl *plan, name string, config *container.Config, host *container.HostConfig) (container.CreateResponse, error) {
-	resp, err := p.api.ContainerCreate(ctx, config, host, nil, nil, name)
-	if err == nil || !busy(err) {
-		return resp, err
+	for end := time.Now().Add(holdTimeout); ; {
+		resp, err := p.api.ContainerCreate(ctx, config, host, nil, nil, name)
+		if err == nil || !busy(err) {
+			return resp, err
+		}
+		c, inspectErr := p.api.ContainerInspect(ctx, name)
+		if inspectErr == nil {
+			return resp, p.taken(pl, "container "+name, c.Config.Labels)
+		}
+		if !notFound(inspectErr) || time.Now().After(end) {
+			return resp, err
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return resp, err
+		}
 	}
-	var labels map[string]string
-	if c, err := p.api.ContainerInspect(ctx, name); err == nil {
-		labels = c.Config.Labels
-	}
-	return resp, p.taken(pl, "container "+name, labels)
 }
 
 // createHelper creates the container whose creation gives the workspace to uid
