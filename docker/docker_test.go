@@ -72,6 +72,7 @@ func engine(t testing.TB) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { api.Close() })
+	api.NegotiateAPIVersion(t.Context()) // the first calls would race to do so
 	return api
 }
 

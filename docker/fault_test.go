@@ -44,6 +44,9 @@ func engineAt(t testing.TB, endpoint string) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { api.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // the engine may be hanging
+	defer cancel()
+	api.NegotiateAPIVersion(ctx) // the first calls would race to do so
 	return api
 }
 

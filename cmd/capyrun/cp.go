@@ -27,7 +27,8 @@ func (p *program) cpCommand() *cli.Command {
 		Usage: "copy files between this host and a sandbox",
 		Description: "One of both is NAME:PATH, a path in a sandbox; write ./a:b for a file of this host with a colon.\n" +
 			"As with cp -r, a directory is copied with all that is in it: to a new directory of that name, or\n" +
-			"into one that exists. SOURCE/. copies what is in it alone. Links are copied as links.\n\n" +
+			"into one that exists. SOURCE/. copies what is in it alone. Links in it are copied as links, and one\n" +
+			"that leads out of it is refused; sockets, FIFOs and devices are left out.\n\n" +
 			"- as TARGET writes a file to standard output as it is, and a directory as a tar stream; - as\n" +
 			"SOURCE writes standard input to a file, or unpacks it as a tar stream into a directory that\n" +
 			"exists. What was not there before appears once it is complete.\n\n" +
@@ -139,6 +140,11 @@ func (p *program) copyOut(ctx context.Context, sb provider.Sandbox, from, to str
 		return &configError{to, errors.New("is no directory")}
 	case target.IsDir() && !(isDir && insides(from)):
 		to = filepath.Join(to, path.Base(info.Path))
+	}
+	if info, err := os.Lstat(to); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		if to, err = filepath.EvalSymlinks(to); err != nil {
+			return &configError{"target", err}
+		}
 	}
 	parent, name := filepath.Dir(filepath.Clean(to)), filepath.Base(to)
 	if name == "." || name == ".." || name == "/" {

@@ -18,7 +18,7 @@ func (p *program) createCommand() *cli.Command {
 		Description: "Writes the sandbox's name. It stays until 'capyrun rm' removes it or --ttl has passed.\n\n" +
 			"Examples:\n" +
 			"capyrun create --memory 512M --ttl 1h\n" +
-			"box=$(capyrun create --name box --allow-host pypi.org) && capyrun shell $box",
+			"box=$(capyrun create --memory 2G --ttl 1h) && capyrun shell $box",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the sandbox (default: one is made)"},
@@ -27,8 +27,7 @@ func (p *program) createCommand() *cli.Command {
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory, such as 512M", DefaultText: "1G"},
 			&cli.StringFlag{Name: "disk", Usage: "`SIZE` of /workspace", DefaultText: "no limit"},
 			&cli.Int64Flag{Name: "pids", Usage: "greatest `NUMBER` of processes and threads", DefaultText: fmt.Sprint(provider.DefaultPIDs)},
-			&cli.StringFlag{Name: "egress", Usage: "network `MODE`: none, allowlist or open (default: none, allowlist with --allow-host)"},
-			&cli.StringSliceFlag{Name: "allow-host", Usage: "`HOST` that can be reached; may be repeated"},
+			&cli.StringFlag{Name: "egress", Usage: "network `MODE`: none or open (default: none)"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "variable of every command, `NAME=VALUE`; may be repeated"},
 			&cli.StringSliceFlag{Name: "label", Usage: "label of the sandbox, `KEY=VALUE`; may be repeated"},
 			&cli.DurationFlag{Name: "ttl", DefaultText: "none", Usage: "end the sandbox after this `TIME`, such as 1h"},
@@ -69,18 +68,14 @@ func specOf(c *cli.Context) (spec provider.Spec, err error) {
 		return spec, err
 	}
 	spec = provider.Spec{
-		Name:       c.String("name"),
-		Image:      c.String("image"),
-		CPU:        c.Float64("cpu"),
-		PIDs:       c.Int64("pids"),
-		Egress:     provider.Egress(c.String("egress")),
-		AllowHosts: c.StringSlice("allow-host"),
-		TTL:        c.Duration("ttl"),
-		Keep:       !c.IsSet("ttl"), // this program ends before anybody uses the sandbox
-		Replace:    c.Bool("replace"),
-	}
-	if spec.Egress == "" && len(spec.AllowHosts) > 0 {
-		spec.Egress = provider.EgressAllowlist
+		Name:    c.String("name"),
+		Image:   c.String("image"),
+		CPU:     c.Float64("cpu"),
+		PIDs:    c.Int64("pids"),
+		Egress:  provider.Egress(c.String("egress")),
+		TTL:     c.Duration("ttl"),
+		Keep:    !c.IsSet("ttl"), // this program ends before anybody uses the sandbox
+		Replace: c.Bool("replace"),
 	}
 	// For the provider 0 is the default, which is not what a person means by it.
 	for flag, zero := range map[string]bool{"cpu": spec.CPU == 0, "pids": spec.PIDs == 0, "ttl": spec.TTL == 0} {

@@ -192,7 +192,18 @@ func (p *program) sendCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				if _, err := io.Copy(input{p.ctx, proc}, struct{ io.Reader }{p.stdin}); err != nil {
+				// A terminal's Read cannot be interrupted, so it is left behind.
+				sent := make(chan error, 1)
+				go func() {
+					_, err := io.Copy(input{p.ctx, proc}, struct{ io.Reader }{p.stdin})
+					sent <- err
+				}()
+				select {
+				case err = <-sent:
+				case <-p.ctx.Done():
+					err = context.Cause(p.ctx)
+				}
+				if err != nil {
 					return err
 				}
 				if c.Bool("close") {

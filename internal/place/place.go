@@ -27,6 +27,9 @@ func temporary(name string) string {
 func File(root *os.Root, name string, data io.Reader, mode fs.FileMode, limit int64) (err error) {
 	if info, err := root.Stat(name); err == nil && info.IsDir() {
 		return &fs.PathError{Op: "write", Path: name, Err: errors.New("is a directory")}
+	} else if err == nil && !info.Mode().IsRegular() {
+		// Replacing /dev/null would break the machine.
+		return &fs.PathError{Op: "write", Path: name, Err: errors.New("is a device, a FIFO or a socket, which is not replaced")}
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/iotest"
 
@@ -163,4 +165,25 @@ func TestTreeStaysInside(t *testing.T) {
 		t.Error("it went through a link")
 	}
 	holds(t, outside, nil)
+}
+
+// What is not a regular file stays what it is.
+func TestFileReplacesNoDevice(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := place.File(root, "fifo", strings.NewReader("data"), 0o644, 100); err == nil {
+		t.Error("a FIFO was written over")
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Type() != fs.ModeNamedPipe {
+		t.Errorf("there are %v, %v", entries, err)
+	}
 }

@@ -55,6 +55,9 @@ func Do(sb Sandbox, req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Not left to the transport either: it minds the context no more once a
+	// server has switched protocols.
+	stop := context.AfterFunc(req.Context(), func() { conn.Close() })
 	transport := &http.Transport{
 		DialContext:            func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 		DisableKeepAlives:      true,
@@ -62,14 +65,18 @@ func Do(sb Sandbox, req *http.Request) (*http.Response, error) {
 		MaxResponseHeaderBytes: maxHeader,
 	}
 	resp, err := transport.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		err = errors.New("the server switches to another protocol")
+	}
 	if err != nil {
+		stop()
 		conn.Close()
 		if cause := context.Cause(req.Context()); cause != nil {
 			err = cause
 		}
 		return nil, &provider.Error{Op: req.Method + " port " + req.URL.Port(), Sandbox: sb.Name(), Err: err}
 	}
-	resp.Body = &body{resp.Body, conn, req.Context()}
+	resp.Body = &body{resp.Body, conn, req.Context(), stop}
 	return resp, nil
 }
 
@@ -78,6 +85,7 @@ type body struct {
 	io.ReadCloser
 	conn net.Conn
 	ctx  context.Context
+	stop func() bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -91,6 +99,7 @@ func (b *body) Read(p []byte) (int, error) {
 }
 
 func (b *body) Close() error {
+	b.stop()
 	b.conn.Close() // first: the transport would read on for a while
 	b.ReadCloser.Close()
 	return nil

@@ -76,7 +76,9 @@ func Wait(ctx context.Context, sb Sandbox, port int) error {
 		if errors.As(err, &kind) && ctx.Err() == nil {
 			return err
 		}
-		if !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		// An attempt that the deadline cut short says nothing about the server.
+		timeout, isNet := errors.AsType[net.Error](err)
+		if ctx.Err() == nil && !(isNet && timeout.Timeout()) {
 			last = err
 		}
 		timer := time.NewTimer(delay)

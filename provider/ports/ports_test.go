@@ -1,6 +1,7 @@
 package ports_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -386,5 +387,23 @@ func TestDo(t *testing.T) {
 		if _, err := ports.NewRequest(t.Context(), test.method, port, test.path, nil); !errors.Is(err, provider.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A server that switches protocols and then says nothing holds nobody.
+func TestHTTPSwitchingProtocols(t *testing.T) {
+	port := serve(t, func(c *net.TCPConn) {
+		if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+			return
+		}
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\nhi")
+		io.Copy(io.Discard, c) // until the client leaves
+	})
+	req, err := ports.NewRequest(t.Context(), "GET", port, "/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := ports.Do(local{}, req); err == nil || !strings.Contains(err.Error(), "another protocol") {
+		t.Errorf("got %v, %v", resp, err)
 	}
 }
