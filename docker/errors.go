@@ -51,6 +51,9 @@ func (p *Provider) fail(ctx context.Context, op, sandbox string, err error) erro
 		} else if unused := unusedContext(p.cfg.Endpoint); unused != "" {
 			e.Hint = "the docker command uses its context " + unused + ", capyrun does not: set DOCKER_HOST or the endpoint to that context's"
 		}
+	case errdefs.IsUnavailable(err), strings.Contains(err.Error(), "transport is closing"):
+		e.Kind = provider.ErrUnreachable
+		e.Hint = "the engine at " + p.cfg.Endpoint + " is stopping"
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Kind = provider.ErrUnreachable
 		e.Hint = "the engine at " + p.cfg.Endpoint + " did not answer in time"
