@@ -188,8 +188,10 @@ func testTerminal(t *testing.T, h Harness) {
 		r := converse(t, sb, provider.Command{Args: []string{"bash", "--norc", "-i"}, Env: map[string]string{"PS1": "prompt-", "TERM": "dumb"}},
 			answer{"prompt-", types("sleep 4766\n")},
 			answer{"sleep 4766", func(w io.WriteCloser) {
-				for n := 0; n == 0; { // until it has the foreground
-					n = alive(t, sb, "sleep 4766")
+				// Until its group (field 5) is the terminal's foreground one (field 8).
+				for run(t, sb, `for d in /proc/[0-9]*; do
+					case "$(tr '\0' ' ' <$d/cmdline)" in "sleep 47"66*) set -- $(cut -d' ' -f5,8 $d/stat); [ "$1" != "$2" ] || echo yes ;; esac
+				done 2>/dev/null`) != "yes\n" {
 				}
 				io.WriteString(w, "\x1a")
 			}},
