@@ -251,21 +251,28 @@ func (p *Provider) agentImageID(ctx context.Context, bin *agentBinary) (string, 
 // writeAgentImage writes the image's only layer: the agent, and the empty
 // directory whose owner the engine copies to a new workspace volume.
 func writeAgentImage(w io.Writer, bin *agentBinary) error {
-	f, err := os.Open(bin.path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	tw := tar.NewWriter(w)
 	for _, h := range []*tar.Header{
 		{Typeflag: tar.TypeDir, Name: "opt/", Mode: 0o755},
 		{Typeflag: tar.TypeDir, Name: agent.Mount[1:] + "/", Mode: 0o755},
 		workspaceEntry,
-		{Typeflag: tar.TypeReg, Name: agent.Path[1:], Mode: 0o755, Size: bin.size},
 	} {
 		if err := tw.WriteHeader(h); err != nil {
 			return err
 		}
+	}
+	return writeAgent(tw, agent.Path[1:], bin)
+}
+
+// writeAgent adds the agent to an archive, as the last entry.
+func writeAgent(tw *tar.Writer, name string, bin *agentBinary) error {
+	f, err := os.Open(bin.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: bin.size}); err != nil {
+		return err
 	}
 	if _, err := io.Copy(tw, f); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/url"
@@ -81,10 +82,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Endpoint == "" {
 		c.Endpoint = DefaultEndpoint
 	}
-	c.Runtime = orDefault(c.Runtime, DefaultRuntime)
-	c.Network = orDefault(c.Network, DefaultNetwork)
-	c.Image = orDefault(c.Image, DefaultImage)
-	c.Pull = orDefault(c.Pull, PullMissing)
+	c.Runtime = cmp.Or(c.Runtime, DefaultRuntime)
+	c.Network = cmp.Or(c.Network, DefaultNetwork)
+	c.Image = cmp.Or(c.Image, DefaultImage)
+	c.Pull = cmp.Or(c.Pull, PullMissing)
 	if err := checkEndpoint(c.Endpoint); err != nil {
 		return c, err
 	}
@@ -103,14 +104,6 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	return c, provider.CheckLabels(c.Labels)
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // checkEndpoint accepts what the Docker client can speak to without a helper

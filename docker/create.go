@@ -3,6 +3,7 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -67,14 +68,11 @@ func (p *Provider) plan(ctx context.Context, spec provider.Spec) (*plan, error) 
 	if spec.Name == "" {
 		spec.Name = provider.GenerateName()
 	}
-	spec.Image = orDefault(spec.Image, p.cfg.Image)
+	spec.Image = cmp.Or(spec.Image, p.cfg.Image)
 	if err := checkReference(spec.Image); err != nil {
 		return nil, err
 	}
-	spec.CPU = orDefault(spec.CPU, provider.DefaultCPU)
-	spec.Memory = orDefault(spec.Memory, provider.DefaultMemory)
-	spec.PIDs = orDefault(spec.PIDs, provider.DefaultPIDs)
-	spec.Egress = orDefault(spec.Egress, provider.EgressNone)
+	spec = spec.WithDefaults()
 	if err := p.checkEgress(spec.Egress); err != nil {
 		return nil, err
 	}

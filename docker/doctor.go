@@ -63,7 +63,7 @@ func (p *Provider) checkEngine(ctx context.Context, info system.Info) Check {
 	if err == nil && olderAPI(v.APIVersion, 1, 41) {
 		c.Status, c.Fix = CheckFail, "capyrun needs Docker Engine 20.10 (API 1.41) or newer"
 	}
-	if c.Status == CheckOK && err == nil && isPodman(v) {
+	if c.Status == CheckOK && p.podman {
 		c.Status, c.Detail = CheckWarn, "Podman "+c.Detail+"; "+podmanLacks
 		c.Fix = "use a Docker Engine where that matters"
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -31,24 +30,9 @@ func ownedBy(id int) map[string]string {
 
 // fillVolume puts the agent into the volume that a container mounts.
 func (p *Provider) fillVolume(ctx context.Context, id string, bin *agentBinary) error {
-	f, err := os.Open(bin.path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	r, w := io.Pipe()
 	defer r.Close()
-	go func() {
-		tw := tar.NewWriter(w)
-		err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: path.Base(agent.Path), Mode: 0o755, Size: bin.size})
-		if err == nil {
-			_, err = io.Copy(tw, f)
-		}
-		if err == nil {
-			err = tw.Close()
-		}
-		w.CloseWithError(err)
-	}()
+	go func() { w.CloseWithError(writeAgent(tar.NewWriter(w), path.Base(agent.Path), bin)) }()
 	return p.api.CopyToContainer(ctx, id, agent.Mount, r, container.CopyToContainerOptions{})
 }
 

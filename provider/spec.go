@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -73,6 +74,15 @@ type Spec struct {
 	Keep bool
 	// Replace destroys a sandbox of ours of the same name first.
 	Replace bool
+}
+
+// WithDefaults fills in the fields for which this package has a default.
+func (s Spec) WithDefaults() Spec {
+	s.CPU = cmp.Or(s.CPU, DefaultCPU)
+	s.Memory = cmp.Or(s.Memory, DefaultMemory)
+	s.PIDs = cmp.Or(s.PIDs, DefaultPIDs)
+	s.Egress = cmp.Or(s.Egress, EgressNone)
+	return s
 }
 
 // Validate reports the first field that cannot be accepted, as an

@@ -7,6 +7,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -88,15 +89,9 @@ type slot struct {
 
 // New wraps a provider, which [Provider.Close] closes.
 func New(p provider.Provider, o Options) *Provider {
-	if o.Ahead == 0 {
-		o.Ahead = DefaultAhead
-	}
-	if o.Total == 0 {
-		o.Total = DefaultTotal
-	}
-	if o.Memory == 0 {
-		o.Memory = DefaultMemory
-	}
+	o.Ahead = cmp.Or(o.Ahead, DefaultAhead)
+	o.Total = cmp.Or(o.Total, DefaultTotal)
+	o.Memory = cmp.Or(o.Memory, DefaultMemory)
 	pl := &Provider{
 		Provider: p, o: o,
 		starts:  make(chan struct{}, atOnce),
@@ -180,7 +175,7 @@ func (p *Provider) fill(spec provider.Spec) {
 	p.clock++
 	sh := p.shelves[kind(spec)]
 	if sh == nil {
-		sh = &shelf{spec: spec}
+		sh = &shelf{spec: spec.WithDefaults()}
 		p.shelves[kind(spec)] = sh
 	}
 	sh.asked = p.clock
@@ -197,7 +192,7 @@ func (p *Provider) fill(spec provider.Spec) {
 // makeRoom reports whether one more sandbox may wait on a shelf. Where the pool
 // is full it gives away what was asked for longest ago. p.mu is held.
 func (p *Provider) makeRoom(sh *shelf) bool {
-	memory := memoryOf(sh.spec)
+	memory := sh.spec.Memory
 	if memory > p.o.Memory {
 		return false
 	}
@@ -206,7 +201,7 @@ func (p *Provider) makeRoom(sh *shelf) bool {
 		var oldest *shelf
 		for _, other := range p.shelves {
 			count += len(other.slots)
-			sum += int64(len(other.slots)) * memoryOf(other.spec)
+			sum += int64(len(other.slots)) * other.spec.Memory
 			if other != sh && len(other.slots) > 0 && (oldest == nil || other.asked < oldest.asked) {
 				oldest = other
 			}

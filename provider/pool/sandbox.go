@@ -45,22 +45,6 @@ func (s *sandbox) Destroy(ctx context.Context) error {
 
 // kind is equal for specs whose sandboxes cannot be told apart.
 func kind(s provider.Spec) string {
-	or(&s.CPU, provider.DefaultCPU)
-	or(&s.Memory, provider.DefaultMemory)
-	or(&s.PIDs, provider.DefaultPIDs)
-	or(&s.Egress, provider.EgressNone)
+	s = s.WithDefaults()
 	return fmt.Sprintf("%q %v %d %d %d %s %q", s.Image, s.CPU, s.Memory, s.Disk, s.PIDs, s.Egress, strings.Join(s.AllowHosts, " "))
-}
-
-// memoryOf is the memory limit of a spec's sandbox.
-func memoryOf(s provider.Spec) int64 {
-	or(&s.Memory, provider.DefaultMemory)
-	return s.Memory
-}
-
-func or[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
 }
