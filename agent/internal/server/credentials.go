@@ -18,16 +18,11 @@ import (
 // connects to itself here, so that shows; there either end sends its
 // credentials as a message, which the kernel checks as it does SO_PEERCRED.
 func peer(conn *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
 	var cred *unix.Ucred
-	if ctlErr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); ctlErr != nil {
-		return nil, ctlErr
-	}
+	err := control(conn, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
 	if err == nil && cred.Pid == int32(os.Getpid()) {
 		return exchangeCredentials(conn)
 	}
@@ -50,17 +45,10 @@ const exchangeTimeout = 5 * time.Second
 // exchangeCredentials sends this process's credentials and receives those of
 // the process at the other end, which must do the same.
 func exchangeCredentials(conn *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
+	if err := control(conn, func(fd int) error {
+		return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1))
+	}); err != nil {
 		return nil, err
-	}
-	if ctlErr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
-	}); ctlErr != nil {
-		return nil, ctlErr
-	}
-	if err != nil {
-		return nil, os.NewSyscallError("setsockopt", err)
 	}
 	conn.SetDeadline(time.Now().Add(exchangeTimeout))
 	defer conn.SetDeadline(time.Time{})

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/capybara-hq/capyrun/agent/internal/wire"
@@ -69,9 +70,9 @@ func (t *terminal) release() {
 	}
 }
 
-// control calls f with the master's descriptor.
-func (t *terminal) control(f func(fd int) error) error {
-	raw, err := t.master.SyscallConn()
+// control calls f with the descriptor of a file or connection.
+func control(c syscall.Conn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (t *terminal) control(f func(fd int) error) error {
 
 // resize also sends SIGWINCH to what runs in the foreground.
 func (t *terminal) resize(size *wire.WindowSize) error {
-	return t.control(func(fd int) error {
+	return control(t.master, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: size.Rows, Col: size.Columns})
 	})
 }
@@ -166,7 +167,7 @@ func (t *terminal) typeEnd(ctx context.Context) {
 }
 
 func (t *terminal) mode() (mode *unix.Termios, err error) {
-	err = t.control(func(fd int) (err error) {
+	err = control(t.master, func(fd int) (err error) {
 		mode, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 		return err
 	})
@@ -175,11 +176,10 @@ func (t *terminal) mode() (mode *unix.Termios, err error) {
 
 // unread reports whether something that was typed waits for its reader.
 func (t *terminal) unread() bool {
-	raw, err := t.slave.SyscallConn()
-	if err != nil {
-		return false
-	}
 	n := 0
-	raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	control(t.slave, func(fd int) (err error) {
+		n, err = unix.IoctlGetInt(fd, unix.TIOCINQ)
+		return err
+	})
 	return n > 0
 }
