@@ -134,6 +134,15 @@ func (p *program) args(c *cli.Context, least, most int, usage string) ([]string,
 	return args, nil
 }
 
+// timedArgs is args for a command with the flag --timeout.
+func (p *program) timedArgs(c *cli.Context, least, most int, usage string) ([]string, error) {
+	args, err := p.args(c, least, most, usage)
+	if err != nil {
+		return nil, err
+	}
+	return args, noNegative(c, "timeout")
+}
+
 // noArgs refuses arguments.
 func (p *program) noArgs(c *cli.Context) error {
 	if extra := append(c.Args().Slice(), p.tail...); len(extra) > 0 {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/urfave/cli/v2"
@@ -38,9 +39,9 @@ func (p *program) resumeCommand() *cli.Command {
 // each does something with every sandbox that is named, with all at once, and
 // writes the names of those with which it went well.
 func (p *program) each(c *cli.Context, do func(context.Context, provider.Sandbox) error) error {
-	names := append(c.Args().Slice(), p.tail...)
-	if len(names) == 0 {
-		return usagef(c.Command, "give names of sandboxes")
+	names, err := p.args(c, 1, math.MaxInt, "names of sandboxes")
+	if err != nil {
+		return err
 	}
 	pr, err := p.connect()
 	if err != nil {

@@ -32,6 +32,17 @@ func parsePort(c *cli.Context, text string) (int, error) {
 	return n, nil
 }
 
+// portArgs returns the arguments, at most so many, of a command with a timeout
+// whose second one is a port, and the port.
+func (p *program) portArgs(c *cli.Context, most int, usage string) ([]string, int, error) {
+	args, err := p.timedArgs(c, 2, most, usage)
+	if err != nil {
+		return nil, 0, err
+	}
+	port, err := parsePort(c, args[1])
+	return args, port, err
+}
+
 func (p *program) portForwardCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "port-forward",
@@ -124,14 +135,7 @@ func (p *program) waitPortCommand() *cli.Command {
 		ArgsUsage: "NAME PORT",
 		Flags:     []cli.Flag{portTimeoutFlag},
 		Action: func(c *cli.Context) error {
-			args, err := p.args(c, 2, 2, "a sandbox and a port")
-			if err == nil {
-				err = noNegative(c, "timeout")
-			}
-			if err != nil {
-				return err
-			}
-			port, err := parsePort(c, args[1])
+			args, port, err := p.portArgs(c, 2, "a sandbox and a port")
 			if err != nil {
 				return err
 			}
@@ -176,14 +180,7 @@ func (p *program) httpCommand() *cli.Command {
 }
 
 func (p *program) http(c *cli.Context) error {
-	args, err := p.args(c, 2, 3, "a sandbox, a port and perhaps a path")
-	if err == nil {
-		err = noNegative(c, "timeout")
-	}
-	if err != nil {
-		return err
-	}
-	port, err := parsePort(c, args[1])
+	args, port, err := p.portArgs(c, 3, "a sandbox, a port and perhaps a path")
 	if err != nil {
 		return err
 	}

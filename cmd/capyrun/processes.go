@@ -238,10 +238,7 @@ func (p *program) waitCommand() *cli.Command {
 		ArgsUsage: "NAME PROCESS",
 		Flags:     []cli.Flag{&cli.DurationFlag{Name: "timeout", DefaultText: "none", Usage: "wait at most this `TIME`; 0 means no end"}},
 		Action: func(c *cli.Context) error {
-			args, err := p.args(c, 2, 2, "a sandbox and a process")
-			if err == nil {
-				err = noNegative(c, "timeout")
-			}
+			args, err := p.timedArgs(c, 2, 2, "a sandbox and a process")
 			if err != nil {
 				return err
 			}
